@@ -1,0 +1,120 @@
+# Everything here needs Python >= 3.10 with venv and a C++20 compiler; cmake, ninja and the rest
+# come from pip into build/. Each step leaves a stamp, so a repeated call does what has changed.
+
+PYTHON ?= python3
+# Resolved before PATH changes below, so that an environment is never made by itself.
+override PYTHON := $(shell command -v $(PYTHON))
+# What `pip install` is given to get torch, which only the tests use. On Linux PyPI's own torch is
+# a CUDA build of several GB. For a CPU build:
+#   make test TORCH="torch --index-url https://download.pytorch.org/whl/cpu"
+TORCH ?= torch==2.13.0
+JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
+PYTEST_ARGS ?=
+# Where the virtual environments and builds go.
+BUILD := build
+
+DEMO := $(BUILD)/venv-demo
+TEST := $(BUILD)/venv-test
+BIN := $(abspath $(TEST)/bin)
+PIP := -m pip --disable-pip-version-check
+CXX_SOURCES := $(shell find include src python/bindings cmake -type f 2>/dev/null) CMakeLists.txt
+PACKAGE := $(CXX_SOURCES) pyproject.toml README.md LICENSE \
+  $(shell find python/specrt -name '*.py*' -not -path '*/__pycache__/*' 2>/dev/null)
+NATIVE := $(CXX_SOURCES) CMakePresets.json $(shell find tests/native -type f 2>/dev/null)
+CXX_FORMATTED = $(shell find include src python/bindings tests/native examples \
+  -name '*.cpp' -o -name '*.h' -o -name '*.inc')
+PY_CHECKED = python tests examples
+
+export PATH := $(BIN):$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-native test-python lint stubs format sanitize wheel clean
+
+help:
+	@echo "make demo      build, fetch a small model, generate with and without speculation"
+	@echo "make test      native and Python tests"
+	@echo "make lint      ruff, mypy, clang-format, type stubs up to date"
+	@echo "make sanitize  native tests under address, undefined-behaviour and thread sanitizers"
+	@echo "make format    format C++ and Python"
+	@echo "make stubs     write python/specrt/_core.pyi anew"
+	@echo "make wheel     build a wheel into dist/"
+	@echo "make clean     remove build/ and dist/"
+
+# --- what a user has: the package alone, no torch --------------------------------------------
+
+$(DEMO)/.venv:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "specrt needs Python >= 3.10")'
+	$(PYTHON) -m venv --clear $(DEMO)
+	touch $@
+
+$(DEMO)/.installed: $(DEMO)/.venv $(PACKAGE)
+	$(DEMO)/bin/python $(PIP) install -v .
+	touch $@
+
+demo: $(DEMO)/.installed
+	$(DEMO)/bin/python -m specrt demo
+
+# --- what a developer has -----------------------------------------------------------------------
+
+$(TEST)/.venv:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "specrt needs Python >= 3.10")'
+	$(PYTHON) -m venv --clear $(TEST)
+	$(TEST)/bin/python $(PIP) install --upgrade pip
+	touch $@
+
+# torch first and by name, so that the range in the test extra is met and never fetches another.
+$(TEST)/.tools: $(TEST)/.venv pyproject.toml
+	$(TEST)/bin/python $(PIP) install $(TORCH)
+	$(TEST)/bin/python $(PIP) install \
+	  $$($(TEST)/bin/python scripts/requirements.py build project test dev)
+	touch $@
+
+# Without isolation the build folder keeps its objects, so a change costs one file's compilation.
+$(TEST)/.installed: $(TEST)/.tools $(PACKAGE)
+	$(TEST)/bin/python $(PIP) install -v --no-deps --no-build-isolation \
+	  -C build-dir=$(BUILD)/wheel .
+	touch $@
+
+$(BUILD)/%/.built: $(TEST)/.tools $(NATIVE)
+	cmake --preset $*
+	cmake --build --preset $*
+	touch $@
+
+test: test-native test-python
+
+test-native: $(BUILD)/dev/.built
+	$(BUILD)/dev/tests/native/specrt_tests
+
+test-python: $(TEST)/.installed
+	$(TEST)/bin/python -m pytest tests/python $(PYTEST_ARGS)
+
+sanitize: $(BUILD)/asan-ubsan/.built $(BUILD)/tsan/.built
+	ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 \
+	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  $(BUILD)/asan-ubsan/tests/native/specrt_tests
+	TSAN_OPTIONS=halt_on_error=1 $(BUILD)/tsan/tests/native/specrt_tests
+
+lint: $(TEST)/.installed
+	ruff check $(PY_CHECKED)
+	ruff format --check $(PY_CHECKED)
+	$(TEST)/bin/python -m mypy python/specrt
+	clang-format --dry-run -Werror $(CXX_FORMATTED)
+	$(TEST)/bin/python scripts/stubs.py --check
+
+format: $(TEST)/.tools
+	ruff check --fix $(PY_CHECKED)
+	ruff format $(PY_CHECKED)
+	clang-format -i $(CXX_FORMATTED)
+
+stubs: $(TEST)/.installed
+	$(TEST)/bin/python scripts/stubs.py
+
+wheel: $(TEST)/.tools
+	$(TEST)/bin/python $(PIP) wheel --no-deps --no-build-isolation \
+	  -C build-dir=$(BUILD)/wheel -w dist .
+
+clean:
+	rm -rf $(BUILD) dist

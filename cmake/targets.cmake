@@ -1,0 +1,70 @@
+# The library. Objects first, so that the native tests can reach internals that the shared
+# library hides.
+
+set(specrt_sources
+    src/core/draft_tree.cpp
+    src/core/error.cpp
+    src/core/kv_cache.cpp
+    src/core/sampling_params.cpp
+    src/core/suffix_index.cpp
+    src/core/types.cpp
+    src/cpu/detect.cpp
+    src/cpu/dispatch.cpp
+    src/cpu/pack.cpp
+    src/cpu/scalar.cpp
+    src/cpu/thread_pool.cpp
+    src/cpu/thread_team.cpp
+    src/decode/choose.cpp
+    src/decode/decoder.cpp
+    src/decode/model_drafter.cpp
+    src/decode/ngram_drafter.cpp
+    src/decode/plan.cpp
+    src/decode/sequence.cpp
+    src/decode/verify.cpp
+    src/model/buffer.cpp
+    src/model/config.cpp
+    src/model/forward.cpp
+    src/model/kv_storage.cpp
+    src/model/model.cpp
+    src/model/model_file.cpp
+    src/model/runner.cpp)
+
+add_library(specrt_objects OBJECT ${specrt_sources})
+target_include_directories(
+  specrt_objects PUBLIC ${PROJECT_SOURCE_DIR}/include PRIVATE ${PROJECT_SOURCE_DIR}/src)
+target_compile_definitions(specrt_objects PRIVATE SPECRT_BUILDING)
+# Contraction would let the compiler fuse a*b+c differently in differently unrolled bodies of one
+# kernel; fused operations are written out where they are meant.
+target_compile_options(specrt_objects PRIVATE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
+                                              -ffp-contract=off)
+if(SPECRT_WARNINGS_AS_ERRORS)
+  target_compile_options(specrt_objects PRIVATE -Werror)
+endif()
+if(SPECRT_CHECKS)
+  target_compile_definitions(specrt_objects PRIVATE SPECRT_CHECKS)
+endif()
+
+# One unit per instruction-set level, and only that unit gets its flags.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
+  target_sources(specrt_objects PRIVATE src/cpu/avx2.cpp src/cpu/avx512.cpp)
+  set_source_files_properties(src/cpu/avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
+  set_source_files_properties(
+    src/cpu/avx512.cpp PROPERTIES COMPILE_OPTIONS
+                                  "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx2;-mfma;-mf16c")
+else()
+  target_sources(specrt_objects PRIVATE src/cpu/no_x86.cpp)
+endif()
+
+if(SPECRT_SANITIZE)
+  target_compile_options(specrt_objects PUBLIC -fsanitize=${SPECRT_SANITIZE} -fno-omit-frame-pointer -g)
+  target_link_options(specrt_objects PUBLIC -fsanitize=${SPECRT_SANITIZE})
+endif()
+target_link_libraries(specrt_objects PUBLIC Threads::Threads)
+
+add_library(specrt SHARED)
+add_library(specrt::specrt ALIAS specrt)
+target_link_libraries(specrt PRIVATE specrt_objects)
+target_include_directories(
+  specrt PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
+target_compile_features(specrt PUBLIC cxx_std_20)
+set_target_properties(specrt PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})

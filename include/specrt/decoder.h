@@ -1,0 +1,156 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "specrt/cpu.h"
+#include "specrt/drafter.h"
+#include "specrt/export.h"
+#include "specrt/memory.h"
+#include "specrt/model.h"
+#include "specrt/sampling.h"
+#include "specrt/types.h"
+
+namespace specrt {
+
+struct SPECRT_API DecoderOptions {
+  std::int64_t kv_cache_bytes = 0;  ///< pool and scratch slots; at least one block must fit
+  std::int64_t max_model_len = 0;   ///< 0: the model's own; prompt and output together
+  int max_batch_size = 32;          ///< sequences at once
+  int max_rows = 512;               ///< tokens in one forward pass, prefill and drafts together
+  int block_size = 16;              ///< tokens in a block of the KV cache
+  int threads = 0;                  ///< 0: the cores this process may use
+  std::shared_ptr<ThreadTeam> team; ///< null: one of its own, of `threads`
+  std::string cpu_isa = "auto";
+  bool check_invariants = false;    ///< check the KV bookkeeping after every round
+};
+
+/// What a Decoder of these options takes, before anything is allocated. Throws as the
+/// constructor would.
+SPECRT_API MemoryUse memory_of(const ModelConfig& config, DType dtype,
+                               const DecoderOptions& options);
+
+/// Bytes of KV cache for `sequences` sequences of `tokens` tokens each, scratch slots included.
+SPECRT_API std::int64_t kv_cache_bytes_for(const ModelConfig& config, DType dtype,
+                                           const DecoderOptions& options, std::int64_t sequences,
+                                           std::int64_t tokens);
+
+enum class Finish : std::uint8_t {
+  none = 0,    ///< still running
+  stop,        ///< a stop token; it is the last token
+  length,      ///< max_tokens or max_model_len
+  error,       ///< see Progress::error
+};
+
+struct TokenLogprobs {
+  float logprob = 0.0f;   ///< of the token itself: raw log-softmax of the target's logits
+  std::int64_t rank = 0;  ///< 1 for the most likely
+  std::vector<std::pair<TokenId, float>> top;  ///< most likely first
+};
+
+/// Counters of one sequence. "Position" d is depth d of the draft, at index d - 1. Truncated
+/// rounds (cut by a limit or a stop) are in the totals and left out of the *_at vectors and of
+/// full_*.
+struct SequenceCounters {
+  std::int64_t prompt_tokens = 0;
+  std::int64_t tokens = 0;            ///< generated; = 1 + accepted + rounds once prefilled
+  std::int64_t rounds = 0;
+  std::int64_t drafted = 0;
+  std::int64_t accepted = 0;
+  std::int64_t truncated_rounds = 0;
+  std::int64_t full_rounds = 0;       ///< rounds - truncated_rounds
+  std::int64_t full_accepted = 0;
+  std::int64_t first_rejections = 0;  ///< full rounds that ended at a node whose children all failed
+  std::vector<std::int64_t> drafted_at;         ///< full rounds whose draft reached this depth
+  std::vector<std::int64_t> accepted_at;
+  std::vector<std::int64_t> first_rejected_at;
+  double draft_seconds = 0;   ///< wall time of the rounds it took part in, not divided by the batch
+  double verify_seconds = 0;
+  double sample_seconds = 0;
+  double prefill_seconds = 0;
+};
+
+/// What a round did to one sequence. The spans are valid until the next begin_round().
+struct Progress {
+  SequenceId id = 0;
+  std::span<const TokenId> tokens;           ///< newly committed; empty while prefilling
+  std::span<const TokenLogprobs> logprobs;   ///< one a token where asked for
+  Finish finish = Finish::none;
+  const SequenceCounters* counters = nullptr;
+  std::string error;                         ///< with Finish::error
+};
+
+/// One sequence's share of a round: prompt tokens to process while it is prefilling, draft nodes
+/// at most afterwards.
+struct PlanItem {
+  SequenceId id = 0;
+  std::int64_t tokens = 0;
+};
+using Plan = std::vector<PlanItem>;
+
+struct SequenceState {
+  SequenceId id = 0;
+  std::int64_t prompt_left = 0;   ///< prompt tokens not yet processed
+  std::int64_t length = 0;        ///< prompt and generated tokens
+  std::int64_t tokens_left = 0;   ///< until max_tokens or max_model_len
+  bool has_drafter = false;
+};
+
+/// Runs rounds of draft, verify and commit for a batch of sequences over one target model.
+/// Not thread-safe: one call at a time.
+class SPECRT_API Decoder {
+ public:
+  Decoder(const Model& model, const DecoderOptions& options);
+  ~Decoder();
+  Decoder(const Decoder&) = delete;
+  Decoder& operator=(const Decoder&) = delete;
+
+  /// Takes a sequence in and sets aside the KV blocks that it can need at most. Throws
+  /// InvalidArgument for a bad prompt or parameter and CapacityError where it can never fit;
+  /// can_add() tells whether there is room now.
+  SequenceId add(std::span<const TokenId> prompt, const SamplingParams& params,
+                 std::shared_ptr<Drafter> drafter = nullptr);
+  bool can_add(std::int64_t prompt_tokens, std::int64_t max_tokens) const;
+  /// Throws what add() would throw however empty the decoder is.
+  void check(std::span<const TokenId> prompt, const SamplingParams& params) const;
+
+  /// Ends a sequence early and frees what it holds. Throws InvalidArgument for an unknown id.
+  void cancel(SequenceId id);
+
+  /// Ends a sequence in its last round, as if the last `dropped` tokens of that round had not
+  /// been chosen: for stop conditions that only the caller can see. Returns its counters, that
+  /// round counted as truncated. At least one token of the round must remain.
+  SequenceCounters stop(SequenceId id, std::int64_t dropped);
+
+  bool idle() const;
+  std::vector<SequenceState> sequences() const;
+
+  /// Drafts for the plan's sequences and lays out the pass.
+  void begin_round(const Plan& plan);
+  /// Runs the pass, verifies, commits. Finished sequences are gone afterwards.
+  std::span<const Progress> finish_round();
+  std::span<const Progress> round(const Plan& plan);
+
+  MemoryUse memory() const;            ///< of target, pool and workspace; drafters tell their own
+  std::int64_t max_model_len() const;
+  std::int64_t max_rows() const;
+  std::int64_t free_kv_tokens() const;
+  CpuIsa cpu_isa() const;
+  int threads() const;
+
+  /// Throws InternalError where the KV bookkeeping contradicts itself.
+  void check_invariants() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// The same number of draft nodes for every sequence; prefill takes what rows are left.
+SPECRT_API Plan plan_fixed(const Decoder& decoder, std::int64_t num_speculative_tokens);
+
+}  // namespace specrt

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "specrt/cpu.h"
+#include "specrt/draft_tree.h"
+#include "specrt/export.h"
+#include "specrt/memory.h"
+#include "specrt/sampling.h"
+#include "specrt/types.h"
+
+namespace specrt {
+
+class Model;
+
+/// What a drafter is asked for, one sequence.
+struct DraftRequest {
+  SequenceId id = 0;
+  std::span<const TokenId> tokens;  ///< prompt and everything committed so far
+  std::int64_t max_nodes = 0;       ///< >= 0; 0 asks for nothing
+  std::int64_t max_depth = 0;       ///< deeper nodes could never be used
+  const SamplingParams* sampling = nullptr;
+};
+
+/// Proposes continuations. The target decides what becomes of them, so a drafter can cost time
+/// but never change the output. Called from one thread at a time.
+class SPECRT_API Drafter {
+ public:
+  Drafter() = default;
+  Drafter(const Drafter&) = delete;
+  Drafter& operator=(const Drafter&) = delete;
+  virtual ~Drafter();
+
+  virtual const std::string& name() const = 0;
+
+  /// A sequence starts. `max_length` bounds its tokens, prompt included.
+  virtual void admit(SequenceId id, std::span<const TokenId> prompt, std::int64_t max_length) = 0;
+
+  /// Fills out[i] for requests[i]; an empty tree is a fine answer.
+  virtual void propose(std::span<const DraftRequest> requests, std::span<DraftTree> out) = 0;
+
+  /// Tokens that the target chose and committed.
+  virtual void observe(SequenceId id, std::span<const TokenId> committed) = 0;
+
+  virtual void release(SequenceId id) = 0;
+  virtual MemoryUse memory() const = 0;
+};
+
+struct SPECRT_API NgramOptions {
+  std::int64_t min_match = 2;    ///< shortest suffix that counts as a match, >= 1
+  std::int64_t max_match = 4;    ///< longest suffix looked for, >= min_match
+  bool most_recent = true;       ///< false: the earliest occurrence
+};
+
+/// Prompt lookup: the longest suffix of the context, between min_match and max_match tokens,
+/// that occurred earlier; the draft is what followed it. (Saxena 2023, "prompt lookup decoding".)
+SPECRT_API std::shared_ptr<Drafter> make_ngram_drafter(const NgramOptions& options = {});
+
+struct SPECRT_API DraftModelOptions {
+  std::int64_t kv_cache_bytes = 0;
+  std::int64_t max_model_len = 0;  ///< 0: the draft model's own
+  int max_batch_size = 32;
+  int max_rows = 512;
+  int block_size = 16;
+  int threads = 0;
+  std::shared_ptr<ThreadTeam> team;  ///< null: one of its own; the decoder's is best
+  std::string cpu_isa = "auto";
+};
+
+/// A smaller model with the target's vocabulary drafts a chain (Leviathan et al. 2211.17192).
+/// Where the request samples, it reads the target's noise, so that both agree as often as they
+/// can. Ids beyond `target_vocab_size` are never proposed.
+SPECRT_API std::shared_ptr<Drafter> make_model_drafter(const Model& model,
+                                                       std::int64_t target_vocab_size,
+                                                       const DraftModelOptions& options);
+
+}  // namespace specrt

@@ -1,0 +1,12 @@
+#pragma once
+
+#include "specrt/cpu.h"
+#include "specrt/decoder.h"
+#include "specrt/draft_tree.h"
+#include "specrt/drafter.h"
+#include "specrt/error.h"
+#include "specrt/memory.h"
+#include "specrt/model.h"
+#include "specrt/sampling.h"
+#include "specrt/types.h"
+#include "specrt/version.h"

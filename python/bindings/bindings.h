@@ -1,0 +1,19 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace specrt::python {
+
+namespace py = pybind11;
+
+// One a public header; module.cpp calls them in the order in which they build on each other.
+void bind_errors(py::module_& module);
+void bind_cpu(py::module_& module);
+void bind_memory(py::module_& module);
+void bind_draft_tree(py::module_& module);
+void bind_sampling(py::module_& module);
+void bind_model(py::module_& module);
+void bind_drafter(py::module_& module);
+void bind_decoder(py::module_& module);
+
+}  // namespace specrt::python

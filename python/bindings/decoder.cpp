@@ -1,0 +1,213 @@
+#include "specrt/decoder.h"
+
+#include <pybind11/stl.h>
+
+#include "bindings.h"
+#include "specrt/error.h"
+
+namespace specrt::python {
+namespace {
+
+DecoderOptions make_options(std::int64_t kv_cache_bytes, std::int64_t max_model_len,
+                            int max_batch_size, int max_rows, int block_size,
+                            std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa,
+                            bool check_invariants) {
+  DecoderOptions options;
+  options.kv_cache_bytes = kv_cache_bytes;
+  options.max_model_len = max_model_len;
+  options.max_batch_size = max_batch_size;
+  options.max_rows = max_rows;
+  options.block_size = block_size;
+  options.team = std::move(team);
+  options.cpu_isa = cpu_isa;
+  options.check_invariants = check_invariants;
+  return options;
+}
+
+const char* finish_name(Finish finish) {
+  switch (finish) {
+    case Finish::none: return "";
+    case Finish::stop: return "stop";
+    case Finish::length: return "length";
+    case Finish::error: return "error";
+  }
+  return "";
+}
+
+py::object token_logprobs(const TokenLogprobs& entry) {
+  py::list top;
+  for (const auto& [token, logprob] : entry.top) top.append(py::make_tuple(token, logprob));
+  return py::make_tuple(entry.logprob, entry.rank, top);
+}
+
+// (id, tokens, logprobs or None, finish or "", counters or None, error): plain tuples, since one
+// is made for every sequence and round.
+py::list to_python(std::span<const Progress> progress) {
+  py::list out;
+  for (const Progress& p : progress) {
+    py::list tokens;
+    for (const TokenId token : p.tokens) tokens.append(token);
+    py::object logprobs = py::none();
+    if (!p.logprobs.empty()) {
+      py::list entries;
+      for (const TokenLogprobs& entry : p.logprobs) entries.append(token_logprobs(entry));
+      logprobs = entries;
+    }
+    py::object counters = py::none();
+    if (p.finish != Finish::none) counters = py::cast(*p.counters);
+    out.append(py::make_tuple(p.id, tokens, logprobs, finish_name(p.finish), counters, p.error));
+  }
+  return out;
+}
+
+Plan to_plan(const std::vector<std::pair<SequenceId, std::int64_t>>& items) {
+  Plan plan;
+  plan.reserve(items.size());
+  for (const auto& [id, tokens] : items) plan.push_back({id, tokens});
+  return plan;
+}
+
+void bind_counters(py::module_& module) {
+  py::class_<SequenceCounters>(module, "SequenceCounters", "Counters of one sequence.")
+      .def_readonly("prompt_tokens", &SequenceCounters::prompt_tokens)
+      .def_readonly("tokens", &SequenceCounters::tokens)
+      .def_readonly("rounds", &SequenceCounters::rounds)
+      .def_readonly("drafted", &SequenceCounters::drafted)
+      .def_readonly("accepted", &SequenceCounters::accepted)
+      .def_readonly("truncated_rounds", &SequenceCounters::truncated_rounds)
+      .def_readonly("full_rounds", &SequenceCounters::full_rounds)
+      .def_readonly("full_accepted", &SequenceCounters::full_accepted)
+      .def_readonly("first_rejections", &SequenceCounters::first_rejections)
+      .def_readonly("drafted_at", &SequenceCounters::drafted_at)
+      .def_readonly("accepted_at", &SequenceCounters::accepted_at)
+      .def_readonly("first_rejected_at", &SequenceCounters::first_rejected_at)
+      .def_readonly("draft_seconds", &SequenceCounters::draft_seconds)
+      .def_readonly("verify_seconds", &SequenceCounters::verify_seconds)
+      .def_readonly("sample_seconds", &SequenceCounters::sample_seconds)
+      .def_readonly("prefill_seconds", &SequenceCounters::prefill_seconds);
+}
+
+}  // namespace
+
+void bind_decoder(py::module_& module) {
+  bind_counters(module);
+
+  module.def(
+      "memory_of",
+      [](const ModelConfig& config, const std::string& dtype, std::int64_t kv_cache_bytes,
+         std::int64_t max_model_len, int max_batch_size, int max_rows, int block_size) {
+        return memory_of(config, dtype_from_name(dtype),
+                         make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows,
+                                      block_size, nullptr, "auto", false));
+      },
+      py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("kv_cache_bytes"),
+      py::arg("max_model_len"), py::arg("max_batch_size"), py::arg("max_rows"),
+      py::arg("block_size"), "What a Decoder of these options takes, before it is made.");
+  module.def(
+      "kv_cache_bytes_for",
+      [](const ModelConfig& config, const std::string& dtype, std::int64_t max_model_len,
+         int max_batch_size, int max_rows, int block_size, std::int64_t sequences,
+         std::int64_t tokens) {
+        return kv_cache_bytes_for(config, dtype_from_name(dtype),
+                                  make_options(0, max_model_len, max_batch_size, max_rows,
+                                               block_size, nullptr, "auto", false),
+                                  sequences, tokens);
+      },
+      py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("max_model_len"),
+      py::arg("max_batch_size"), py::arg("max_rows"), py::arg("block_size"), py::arg("sequences"),
+      py::arg("tokens"), "KV bytes for that many sequences of that many tokens.");
+
+  py::class_<Decoder>(module, "Decoder", "Rounds of draft, verify and commit over one target.")
+      .def(py::init([](const Model& model, std::int64_t kv_cache_bytes, std::int64_t max_model_len,
+                       int max_batch_size, int max_rows, int block_size,
+                       std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa,
+                       bool check_invariants) {
+             const DecoderOptions options =
+                 make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
+                              std::move(team), cpu_isa, check_invariants);
+             const py::gil_scoped_release released;
+             return std::make_unique<Decoder>(model, options);
+           }),
+           py::arg("model"), py::kw_only(), py::arg("kv_cache_bytes"), py::arg("max_model_len"),
+           py::arg("max_batch_size"), py::arg("max_rows"), py::arg("block_size"), py::arg("team"),
+           py::arg("cpu_isa"), py::arg("check_invariants"))
+      .def(
+          "add",
+          [](Decoder& decoder, const std::vector<TokenId>& prompt, const SamplingParams& params,
+             std::shared_ptr<Drafter> drafter) {
+            const py::gil_scoped_release released;
+            return decoder.add(prompt, params, std::move(drafter));
+          },
+          py::arg("prompt"), py::arg("params"), py::arg("drafter").none(true) = py::none())
+      .def("can_add", &Decoder::can_add, py::arg("prompt_tokens"), py::arg("max_tokens"))
+      .def(
+          "check",
+          [](const Decoder& decoder, const std::vector<TokenId>& prompt,
+             const SamplingParams& params) { decoder.check(prompt, params); },
+          py::arg("prompt"), py::arg("params"),
+          "Raises what add() would raise however empty the decoder is.")
+      .def("stop", &Decoder::stop, py::arg("id"), py::arg("dropped"),
+           "Ends a sequence in its last round less `dropped` tokens; returns its counters.")
+      .def("cancel", &Decoder::cancel, py::arg("id"), py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("idle", &Decoder::idle)
+      .def("sequences",
+           [](const Decoder& decoder) {
+             py::list out;
+             for (const SequenceState& s : decoder.sequences()) {
+               out.append(py::make_tuple(s.id, s.prompt_left, s.length, s.tokens_left, s.has_drafter));
+             }
+             return out;
+           },
+           "(id, prompt_left, length, tokens_left, has_drafter) of each running sequence.")
+      .def(
+          "begin_round",
+          [](Decoder& decoder, const std::vector<std::pair<SequenceId, std::int64_t>>& plan) {
+            const Plan items = to_plan(plan);
+            const py::gil_scoped_release released;
+            decoder.begin_round(items);
+          },
+          py::arg("plan"), "Drafts and lays out the pass. plan: (id, tokens) pairs.")
+      .def("finish_round",
+           [](Decoder& decoder) {
+             std::span<const Progress> progress;
+             {
+               const py::gil_scoped_release released;
+               progress = decoder.finish_round();
+             }
+             return to_python(progress);
+           },
+           "Runs the pass: a list of (id, tokens, logprobs, finish, counters, error).")
+      .def(
+          "round",
+          [](Decoder& decoder, const std::vector<std::pair<SequenceId, std::int64_t>>& plan) {
+            const Plan items = to_plan(plan);
+            std::span<const Progress> progress;
+            {
+              const py::gil_scoped_release released;
+              progress = decoder.round(items);
+            }
+            return to_python(progress);
+          },
+          py::arg("plan"), "begin_round() and finish_round().")
+      .def_property_readonly("memory", &Decoder::memory)
+      .def_property_readonly("max_model_len", &Decoder::max_model_len)
+      .def_property_readonly("max_rows", &Decoder::max_rows)
+      .def_property_readonly("free_kv_tokens", &Decoder::free_kv_tokens)
+      .def_property_readonly("cpu_isa", [](const Decoder& d) { return std::string(name_of(d.cpu_isa())); })
+      .def_property_readonly("threads", &Decoder::threads)
+      .def("check_invariants", &Decoder::check_invariants);
+
+  module.def(
+      "plan_fixed",
+      [](const Decoder& decoder, std::int64_t num_speculative_tokens) {
+        std::vector<std::pair<SequenceId, std::int64_t>> out;
+        for (const PlanItem& item : plan_fixed(decoder, num_speculative_tokens)) {
+          out.emplace_back(item.id, item.tokens);
+        }
+        return out;
+      },
+      py::arg("decoder"), py::arg("num_speculative_tokens"),
+      "The same number of draft nodes for every sequence; prefill takes what rows are left.");
+}
+
+}  // namespace specrt::python

@@ -1,0 +1,117 @@
+#include "specrt/drafter.h"
+
+#include <pybind11/stl.h>
+
+#include "bindings.h"
+#include "specrt/error.h"
+#include "specrt/model.h"
+
+namespace specrt::python {
+namespace {
+
+/// A drafter written in Python: an object with propose(tokens, budget) and, if it likes,
+/// observe(committed).
+class PythonDrafter final : public Drafter {
+ public:
+  explicit PythonDrafter(py::object object)
+      : object_(std::move(object)), name_(py::str(py::type::of(object_).attr("__name__"))) {}
+
+  ~PythonDrafter() override {
+    const py::gil_scoped_acquire held;
+    object_ = py::object();
+  }
+
+  const std::string& name() const override { return name_; }
+  void admit(SequenceId, std::span<const TokenId>, std::int64_t) override {}
+  void release(SequenceId) override {}
+  MemoryUse memory() const override { return {}; }
+
+  void propose(std::span<const DraftRequest> requests, std::span<DraftTree> out) override {
+    const py::gil_scoped_acquire held;
+    guarded([&] {
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        const std::vector<TokenId> tokens(requests[i].tokens.begin(), requests[i].tokens.end());
+        const py::object tree = object_.attr("propose")(tokens, requests[i].max_nodes);
+        if (tree.is_none()) continue;
+        if (!py::isinstance<DraftTree>(tree)) {
+          throw InvalidArgument(expected_got("propose", "a DraftTree or None",
+                                             py::str(py::type::of(tree)).cast<std::string>()));
+        }
+        out[i] = tree.cast<DraftTree>();
+        if (out[i].source().empty()) out[i].set_source(name_);
+      }
+    });
+  }
+
+  void observe(SequenceId, std::span<const TokenId> committed) override {
+    const py::gil_scoped_acquire held;
+    guarded([&] {
+      object_.attr("observe")(std::vector<TokenId>(committed.begin(), committed.end()));
+    });
+  }
+
+ private:
+  // Python exceptions may not outlive the lock, so only their text goes on.
+  template <typename Body>
+  static void guarded(const Body& body) {
+    std::string text;
+    try {
+      body();
+      return;
+    } catch (const py::error_already_set& error) {
+      text = error.what();
+    }
+    throw Error(text);
+  }
+
+  py::object object_;
+  std::string name_;
+};
+
+}  // namespace
+
+void bind_drafter(py::module_& module) {
+  py::class_<Drafter, std::shared_ptr<Drafter>>(module, "CoreDrafter", "A drafter as the core sees it.")
+      .def_property_readonly("name", &Drafter::name)
+      .def_property_readonly("memory", &Drafter::memory);
+
+  module.def(
+      "make_ngram_drafter",
+      [](std::int64_t min_match, std::int64_t max_match, bool most_recent) {
+        NgramOptions options;
+        options.min_match = min_match;
+        options.max_match = max_match;
+        options.most_recent = most_recent;
+        return make_ngram_drafter(options);
+      },
+      py::kw_only(), py::arg("min_match"), py::arg("max_match"), py::arg("most_recent") = true);
+
+  module.def(
+      "make_model_drafter",
+      [](const Model& model, std::int64_t target_vocab_size, std::int64_t kv_cache_bytes,
+         std::int64_t max_model_len, int max_batch_size, int max_rows, int block_size,
+         std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa) {
+        DraftModelOptions options;
+        options.kv_cache_bytes = kv_cache_bytes;
+        options.max_model_len = max_model_len;
+        options.max_batch_size = max_batch_size;
+        options.max_rows = max_rows;
+        options.block_size = block_size;
+        options.team = std::move(team);
+        options.cpu_isa = cpu_isa;
+        const py::gil_scoped_release released;
+        return make_model_drafter(model, target_vocab_size, options);
+      },
+      py::arg("model"), py::kw_only(), py::arg("target_vocab_size"), py::arg("kv_cache_bytes"),
+      py::arg("max_model_len"), py::arg("max_batch_size"), py::arg("max_rows"),
+      py::arg("block_size"), py::arg("team"), py::arg("cpu_isa"));
+
+  module.def(
+      "make_python_drafter",
+      [](py::object object) -> std::shared_ptr<Drafter> {
+        return std::make_shared<PythonDrafter>(std::move(object));
+      },
+      py::arg("object"), "Wraps an object with propose(tokens, budget) and observe(committed).");
+}
+
+}  // namespace specrt::python

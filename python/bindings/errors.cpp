@@ -1,0 +1,34 @@
+#include "specrt/error.h"
+
+#include "bindings.h"
+
+namespace specrt::python {
+
+// The Python classes live in specrt.errors, so that pure Python code can raise them too.
+void bind_errors(py::module_&) {
+  py::register_exception_translator([](std::exception_ptr pointer) {
+    const auto raise = [](const char* name, const std::exception& error) {
+      const py::object type = py::module_::import("specrt.errors").attr(name);
+      PyErr_SetString(type.ptr(), error.what());
+    };
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const InvalidArgument& error) {
+      raise("InvalidArgumentError", error);
+    } catch (const LoadError& error) {
+      raise("LoadError", error);
+    } catch (const UnsupportedError& error) {
+      raise("UnsupportedError", error);
+    } catch (const CapacityError& error) {
+      raise("CapacityError", error);
+    } catch (const NumericError& error) {
+      raise("NumericError", error);
+    } catch (const InternalError& error) {
+      raise("InternalError", error);
+    } catch (const Error& error) {
+      raise("SpecrtError", error);
+    }
+  });
+}
+
+}  // namespace specrt::python

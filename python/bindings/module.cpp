@@ -1,0 +1,16 @@
+#include "bindings.h"
+#include "specrt/version.h"
+
+PYBIND11_MODULE(_core, module) {
+  using namespace specrt::python;
+  module.doc() = "The C++ core of specrt. Private: use the names that the specrt package exports.";
+  module.attr("__version__") = SPECRT_VERSION;
+  bind_errors(module);
+  bind_cpu(module);
+  bind_memory(module);
+  bind_draft_tree(module);
+  bind_sampling(module);
+  bind_model(module);
+  bind_drafter(module);
+  bind_decoder(module);
+}

@@ -1,0 +1,46 @@
+"""specrt: speculative decoding of large language models, with the same bytes as without it."""
+
+from __future__ import annotations
+
+from . import drafters
+from ._core import DraftTree, __version__, available_cpu_isas, cpu_isa
+from .drafters import Drafter
+from .engine import Engine
+from .errors import (
+    CapacityError,
+    InternalError,
+    InvalidArgumentError,
+    LoadError,
+    NumericError,
+    SpecrtError,
+    UnsupportedError,
+)
+from .outputs import Increment, Logprob, Metrics, RequestOutput
+from .planning import MemoryPlan, plan
+from .sampling import SamplingParams
+from .text import Tokenizer
+
+__all__ = [
+    "CapacityError",
+    "DraftTree",
+    "Drafter",
+    "Engine",
+    "Increment",
+    "InternalError",
+    "InvalidArgumentError",
+    "LoadError",
+    "Logprob",
+    "MemoryPlan",
+    "Metrics",
+    "NumericError",
+    "RequestOutput",
+    "SamplingParams",
+    "SpecrtError",
+    "Tokenizer",
+    "UnsupportedError",
+    "__version__",
+    "available_cpu_isas",
+    "cpu_isa",
+    "drafters",
+    "plan",
+]

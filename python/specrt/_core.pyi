@@ -1,0 +1,456 @@
+"""
+The C++ core of specrt. Private: use the names that the specrt package exports.
+"""
+
+from __future__ import annotations
+import collections.abc
+import numpy
+import typing
+
+__all__: list[str] = [
+    "CoreDrafter",
+    "CoreSamplingParams",
+    "Decoder",
+    "DraftTree",
+    "MemoryUse",
+    "Model",
+    "ModelBuilder",
+    "ModelConfig",
+    "SequenceCounters",
+    "ThreadTeam",
+    "available_cpu_isas",
+    "cpu_isa",
+    "default_thread_count",
+    "kv_cache_bytes_for",
+    "make_model_drafter",
+    "make_ngram_drafter",
+    "make_python_drafter",
+    "memory_of",
+    "plan_fixed",
+    "resolve_cpu_isa",
+    "tensors_of",
+    "weight_bytes",
+]
+
+
+class ThreadTeam:
+    """
+    Threads that compute for one engine.
+    """
+
+    def __init__(self, threads: typing.SupportsInt | typing.SupportsIndex = 0) -> None: ...
+    @property
+    def size(self) -> int: ...
+
+
+class MemoryUse:
+    """
+    Bytes by purpose.
+    """
+
+    @property
+    def kv_cache(self) -> int: ...
+    @property
+    def other(self) -> int: ...
+    @property
+    def total(self) -> int: ...
+    @property
+    def weights(self) -> int: ...
+    @property
+    def workspace(self) -> int: ...
+
+
+class DraftTree:
+    """
+    Candidate continuations of one sequence. Node i continues node parents[i], or the sequence itself where that is -1; parents come before children and siblings differ in token.
+    """
+
+    @staticmethod
+    def chain(
+        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        *,
+        source: str = "",
+    ) -> DraftTree:
+        """
+        The tree in which every node's parent is the node before it.
+        """
+
+    def __init__(
+        self,
+        tokens: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        parents: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        *,
+        log_probs: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex] = [],
+        source: str = "",
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def depths(self) -> list[int]:
+        """
+        1 for children of the root.
+        """
+
+    @property
+    def log_probs(self) -> list[float]: ...
+    @property
+    def max_depth(self) -> int: ...
+    @property
+    def parents(self) -> list[int]: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def tokens(self) -> list[int]: ...
+
+
+class CoreSamplingParams:
+    """
+    The part of specrt.SamplingParams that the core applies.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_tokens: typing.SupportsInt | typing.SupportsIndex,
+        temperature: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        top_k: typing.SupportsInt | typing.SupportsIndex = 0,
+        top_p: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+        min_p: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        seed: typing.SupportsInt | typing.SupportsIndex = 0,
+        sample_index: typing.SupportsInt | typing.SupportsIndex = 0,
+        stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        logprobs: typing.SupportsInt | typing.SupportsIndex = -1,
+    ) -> None: ...
+    def check(self, vocab_size: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+
+
+class ModelConfig:
+    """
+    Everything that decides a decoder-only transformer's arithmetic.
+    """
+
+    def __init__(
+        self,
+        *,
+        family: str,
+        vocab_size: typing.SupportsInt | typing.SupportsIndex,
+        hidden_size: typing.SupportsInt | typing.SupportsIndex,
+        intermediate_size: typing.SupportsInt | typing.SupportsIndex,
+        num_layers: typing.SupportsInt | typing.SupportsIndex,
+        num_heads: typing.SupportsInt | typing.SupportsIndex,
+        num_kv_heads: typing.SupportsInt | typing.SupportsIndex,
+        head_dim: typing.SupportsInt | typing.SupportsIndex,
+        max_position_embeddings: typing.SupportsInt | typing.SupportsIndex,
+        norm_eps: typing.SupportsFloat | typing.SupportsIndex,
+        attention_scale: typing.SupportsFloat | typing.SupportsIndex,
+        rope_inv_freq: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+        rope_scale: typing.SupportsFloat | typing.SupportsIndex,
+        qkv_bias: bool,
+        output_bias: bool,
+        mlp_bias: bool,
+        tied_embeddings: bool,
+        eos_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+    ) -> None: ...
+    @property
+    def eos_token_ids(self) -> list[int]: ...
+    @property
+    def family(self) -> str: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+
+class Model:
+    """
+    Packed, immutable weights with their config.
+    """
+
+    @staticmethod
+    def map(path: str) -> Model:
+        """
+        Maps a file written by save().
+        """
+
+    def save(self, path: str) -> None:
+        """
+        Writes config and packed weights; the file appears whole or not at all.
+        """
+
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def weight_bytes(self) -> int: ...
+
+
+class ModelBuilder:
+    """
+    Takes a model's tensors one at a time.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: str) -> None: ...
+    def build(self) -> Model:
+        """
+        Raises LoadError naming every tensor still missing.
+        """
+
+    def set(self, name: str, dtype: str, array: numpy.ndarray) -> None:
+        """
+        Packs one canonical tensor: float32, or uint16 with the bits of bfloat16.
+        """
+
+
+class CoreDrafter:
+    """
+    A drafter as the core sees it.
+    """
+
+    @property
+    def memory(self) -> MemoryUse: ...
+    @property
+    def name(self) -> str: ...
+
+
+class SequenceCounters:
+    """
+    Counters of one sequence.
+    """
+
+    @property
+    def accepted(self) -> int: ...
+    @property
+    def accepted_at(self) -> list[int]: ...
+    @property
+    def draft_seconds(self) -> float: ...
+    @property
+    def drafted(self) -> int: ...
+    @property
+    def drafted_at(self) -> list[int]: ...
+    @property
+    def first_rejected_at(self) -> list[int]: ...
+    @property
+    def first_rejections(self) -> int: ...
+    @property
+    def full_accepted(self) -> int: ...
+    @property
+    def full_rounds(self) -> int: ...
+    @property
+    def prefill_seconds(self) -> float: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def sample_seconds(self) -> float: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def truncated_rounds(self) -> int: ...
+    @property
+    def verify_seconds(self) -> float: ...
+
+
+class Decoder:
+    """
+    Rounds of draft, verify and commit over one target.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        kv_cache_bytes: typing.SupportsInt | typing.SupportsIndex,
+        max_model_len: typing.SupportsInt | typing.SupportsIndex,
+        max_batch_size: typing.SupportsInt | typing.SupportsIndex,
+        max_rows: typing.SupportsInt | typing.SupportsIndex,
+        block_size: typing.SupportsInt | typing.SupportsIndex,
+        team: ThreadTeam,
+        cpu_isa: str,
+        check_invariants: bool,
+    ) -> None: ...
+    def add(
+        self,
+        prompt: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        params: CoreSamplingParams,
+        drafter: CoreDrafter = None,
+    ) -> int: ...
+    def begin_round(
+        self,
+        plan: collections.abc.Sequence[
+            tuple[
+                typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
+            ]
+        ],
+    ) -> None:
+        """
+        Drafts and lays out the pass. plan: (id, tokens) pairs.
+        """
+
+    def can_add(
+        self,
+        prompt_tokens: typing.SupportsInt | typing.SupportsIndex,
+        max_tokens: typing.SupportsInt | typing.SupportsIndex,
+    ) -> bool: ...
+    def cancel(self, id: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def check(
+        self,
+        prompt: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        params: CoreSamplingParams,
+    ) -> None:
+        """
+        Raises what add() would raise however empty the decoder is.
+        """
+
+    def check_invariants(self) -> None: ...
+    def finish_round(self) -> list:
+        """
+        Runs the pass: a list of (id, tokens, logprobs, finish, counters, error).
+        """
+
+    def round(
+        self,
+        plan: collections.abc.Sequence[
+            tuple[
+                typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
+            ]
+        ],
+    ) -> list:
+        """
+        begin_round() and finish_round().
+        """
+
+    def sequences(self) -> list:
+        """
+        (id, prompt_left, length, tokens_left, has_drafter) of each running sequence.
+        """
+
+    def stop(
+        self,
+        id: typing.SupportsInt | typing.SupportsIndex,
+        dropped: typing.SupportsInt | typing.SupportsIndex,
+    ) -> SequenceCounters:
+        """
+        Ends a sequence in its last round less `dropped` tokens; returns its counters.
+        """
+
+    @property
+    def cpu_isa(self) -> str: ...
+    @property
+    def free_kv_tokens(self) -> int: ...
+    @property
+    def idle(self) -> bool: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def max_rows(self) -> int: ...
+    @property
+    def memory(self) -> MemoryUse: ...
+    @property
+    def threads(self) -> int: ...
+
+
+def available_cpu_isas() -> list[str]:
+    """
+    The levels that this build has and this machine can run, ascending.
+    """
+
+
+def cpu_isa() -> str:
+    """
+    The best instruction-set level that this machine runs: 'avx512', 'avx2' or 'scalar'.
+    """
+
+
+def default_thread_count() -> int:
+    """
+    Cores that this process may use: affinity mask, then cgroup quota.
+    """
+
+
+def kv_cache_bytes_for(
+    config: ModelConfig,
+    dtype: str,
+    *,
+    max_model_len: typing.SupportsInt | typing.SupportsIndex,
+    max_batch_size: typing.SupportsInt | typing.SupportsIndex,
+    max_rows: typing.SupportsInt | typing.SupportsIndex,
+    block_size: typing.SupportsInt | typing.SupportsIndex,
+    sequences: typing.SupportsInt | typing.SupportsIndex,
+    tokens: typing.SupportsInt | typing.SupportsIndex,
+) -> int:
+    """
+    KV bytes for that many sequences of that many tokens.
+    """
+
+
+def make_model_drafter(
+    model: Model,
+    *,
+    target_vocab_size: typing.SupportsInt | typing.SupportsIndex,
+    kv_cache_bytes: typing.SupportsInt | typing.SupportsIndex,
+    max_model_len: typing.SupportsInt | typing.SupportsIndex,
+    max_batch_size: typing.SupportsInt | typing.SupportsIndex,
+    max_rows: typing.SupportsInt | typing.SupportsIndex,
+    block_size: typing.SupportsInt | typing.SupportsIndex,
+    team: ThreadTeam,
+    cpu_isa: str,
+) -> CoreDrafter: ...
+def make_ngram_drafter(
+    *,
+    min_match: typing.SupportsInt | typing.SupportsIndex,
+    max_match: typing.SupportsInt | typing.SupportsIndex,
+    most_recent: bool = True,
+) -> CoreDrafter: ...
+def make_python_drafter(object: typing.Any) -> CoreDrafter:
+    """
+    Wraps an object with propose(tokens, budget) and observe(committed).
+    """
+
+
+def memory_of(
+    config: ModelConfig,
+    dtype: str,
+    *,
+    kv_cache_bytes: typing.SupportsInt | typing.SupportsIndex,
+    max_model_len: typing.SupportsInt | typing.SupportsIndex,
+    max_batch_size: typing.SupportsInt | typing.SupportsIndex,
+    max_rows: typing.SupportsInt | typing.SupportsIndex,
+    block_size: typing.SupportsInt | typing.SupportsIndex,
+) -> MemoryUse:
+    """
+    What a Decoder of these options takes, before it is made.
+    """
+
+
+def plan_fixed(
+    decoder: Decoder, num_speculative_tokens: typing.SupportsInt | typing.SupportsIndex
+) -> list[tuple[int, int]]:
+    """
+    The same number of draft nodes for every sequence; prefill takes what rows are left.
+    """
+
+
+def resolve_cpu_isa(name: str) -> str:
+    """
+    'auto' or a level's name to the level; raises where it cannot run here.
+    """
+
+
+def tensors_of(config: ModelConfig) -> list[tuple[str, list[int]]]:
+    """
+    (canonical name, shape) of every tensor that a model of this config has.
+    """
+
+
+def weight_bytes(config: ModelConfig, dtype: str) -> int:
+    """
+    Bytes of the packed weights.
+    """
+
+
+__version__: str = "0.1.0"

@@ -1,0 +1,165 @@
+"""The command `specrt`, also `python -m specrt`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+import specrt
+
+app = typer.Typer(
+    name="specrt",
+    help="Speculative decoding of large language models: faster, and the same bytes.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def cmake_dir() -> Path:
+    """The folder to put into specrt_DIR, or beneath CMAKE_PREFIX_PATH."""
+    return Path(specrt.__file__).resolve().parent / "lib" / "cmake" / "specrt"
+
+
+def _print_and_exit(text: Callable[[], object]) -> Callable[[bool], None]:
+    def callback(given: bool) -> None:
+        if given:
+            print(text())
+            raise typer.Exit
+
+    return callback
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=_print_and_exit(lambda: specrt.__version__),
+            help="Print the version.",
+        ),
+    ] = False,
+    cmake: Annotated[
+        bool,
+        typer.Option(
+            "--cmake-dir",
+            is_eager=True,
+            callback=_print_and_exit(cmake_dir),
+            help="Print where find_package(specrt) finds the C++ package.",
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="A folder, a GGUF file or a Hugging Face hub id.")],
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads standard input.")],
+    chat: Annotated[bool, typer.Option(help="Send the prompt as a user's message.")] = False,
+    drafter: Annotated[
+        str | None, typer.Option(help="ngram, or a smaller model as for MODEL.")
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(help="Tokens drafted in a round.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option()] = 1.0,
+    top_k: Annotated[int, typer.Option(help="0 is no limit.")] = 0,
+    min_p: Annotated[float, typer.Option()] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Repeats a sampled text.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End at this text; repeatable.")] = None,
+    stop_token_ids: Annotated[
+        list[int] | None, typer.Option(help="End at this token; repeatable.")
+    ] = None,
+    include_stop_str_in_output: Annotated[bool, typer.Option()] = False,
+    ignore_eos: Annotated[bool, typer.Option(help="Go on after the end token.")] = False,
+    skip_special_tokens: Annotated[bool, typer.Option()] = True,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="All usable cores unless given.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Prompt and output together.")] = None,
+    kv_cache_bytes: Annotated[int | None, typer.Option()] = None,
+    cpu_isa: Annotated[str, typer.Option(help="auto, scalar, avx2 or avx512.")] = "auto",
+    metrics: Annotated[
+        bool, typer.Option(help="Print the metrics to standard error afterwards.")
+    ] = True,
+) -> None:
+    """Generate text, printed as it comes."""
+    params = specrt.SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        stop=stop,
+        stop_token_ids=stop_token_ids,
+        include_stop_str_in_output=include_stop_str_in_output,
+        ignore_eos=ignore_eos,
+        skip_special_tokens=skip_special_tokens,
+    )
+    text = sys.stdin.read() if prompt == "-" else prompt
+    with specrt.Engine(
+        model,
+        drafter=drafter,
+        num_speculative_tokens=num_speculative_tokens,
+        dtype=dtype,
+        threads=threads,
+        max_model_len=max_model_len,
+        kv_cache_bytes=kv_cache_bytes,
+        cpu_isa=cpu_isa,
+    ) as engine:
+        if chat:
+            increments = engine.chat_stream([{"role": "user", "content": text}], params)
+        else:
+            increments = engine.stream(text, params)
+        output = _print_as_it_comes(increments)
+    if metrics:
+        print(output.metrics, file=sys.stderr)
+
+
+def _print_as_it_comes(
+    increments: Iterator[specrt.Increment],
+) -> specrt.RequestOutput:
+    try:
+        while True:
+            print(next(increments).text, end="", flush=True)
+    except StopIteration as end:
+        print()
+        output: specrt.RequestOutput = end.value
+        return output
+
+
+@app.command()
+def demo(
+    threads: Annotated[int | None, typer.Option(help="All usable cores unless given.")] = None,
+) -> None:
+    """Generate with a small model, without and with n-gram speculation, and compare."""
+    from rich.console import Console
+
+    from specrt.demo import run
+
+    if not run(Console(), threads):
+        fail("the text changed with speculation, which must never happen")
+
+
+def fail(message: object) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(1)
+
+
+def main() -> None:
+    try:
+        app()
+    except (specrt.SpecrtError, OSError) as error:
+        # One line, whatever a message from elsewhere holds.
+        fail(" ".join(str(error).split()))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,109 @@
+"""Drafters: what proposes tokens. Any of them may cost time; none can change the output."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from ._core import DraftTree
+from .errors import InvalidArgumentError
+
+__all__ = ["DraftModel", "Drafter", "NGram", "resolve"]
+
+
+class Drafter(ABC):
+    """Base of drafters written in Python: slower than the built-in ones, and as safe.
+
+        class Repeat(specrt.Drafter):
+            def propose(self, tokens, budget):
+                return specrt.DraftTree.chain(tokens[-1:] * budget)
+    """
+
+    num_speculative_tokens: int = 4
+    """The budget where the engine is given none."""
+
+    @abstractmethod
+    def propose(self, tokens: list[int], budget: int) -> DraftTree | None:
+        """A draft of at most `budget` nodes that continues `tokens` (prompt and output so far).
+
+        None or an empty tree drafts nothing. Nodes beyond the budget or the limits of the request
+        are cut. An exception ends the request with an error and harms no other.
+        """
+
+    def observe(self, committed: list[int]) -> None:
+        """Called after each round with the tokens that the target chose for one request."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NGram:
+    """Prompt lookup: what followed the longest earlier occurrence of the context's suffix.
+
+    The suffix has `prompt_lookup_min` to `prompt_lookup_max` tokens; of several earlier
+    occurrences the most recent one counts, or the first with `most_recent=False`.
+    (Saxena, "Prompt lookup decoding", 2023.)
+    """
+
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    most_recent: bool = True
+    num_speculative_tokens: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_lookup_min", "prompt_lookup_max", "num_speculative_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidArgumentError(f"[{name}] expected an integer >= 1, got {value!r}")
+        if self.prompt_lookup_max < self.prompt_lookup_min:
+            raise InvalidArgumentError(
+                f"[prompt_lookup_max] expected at least prompt_lookup_min = "
+                f"{self.prompt_lookup_min}, got {self.prompt_lookup_max}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftModel:
+    """A smaller model with the target's vocabulary (Leviathan et al., arXiv 2211.17192)."""
+
+    model: Any
+    """As `Engine`'s target: a folder, a hub id, a .gguf file or a transformers model."""
+    tokenizer: Any = None
+    """As `Engine`'s; None takes the one that comes with the model."""
+    dtype: str = "auto"
+    num_speculative_tokens: int = 4
+
+
+AnyDrafter = NGram | DraftModel | Drafter
+
+
+def resolve(drafter: Any) -> AnyDrafter | None:
+    """`Engine`'s `drafter` argument as one of the classes above.
+
+    None, "ngram", an object of these classes, or a smaller model given as `Engine`'s target would
+    be. Raises InvalidArgumentError for anything else.
+    """
+    if drafter is None or isinstance(drafter, (NGram, DraftModel, Drafter)):
+        return drafter
+    if isinstance(drafter, str) and drafter == "ngram":
+        return NGram()
+    if isinstance(drafter, type) and issubclass(drafter, (NGram, DraftModel, Drafter)):
+        raise InvalidArgumentError(
+            f"[drafter] expected an object, got the class {drafter.__name__}: write "
+            f"{drafter.__name__}(...)"
+        )
+    if isinstance(drafter, (str, os.PathLike)):
+        text = os.fspath(drafter)
+        # A word that is neither a hub id ("owner/name") nor a path is a misspelt kind.
+        if "/" not in text and os.sep not in text and not os.path.exists(text):
+            raise InvalidArgumentError(
+                f"[drafter] expected None, 'ngram', a path or hub id of a smaller model, or an "
+                f"object of specrt.drafters, got {text!r}"
+            )
+        return DraftModel(model=drafter)
+    if hasattr(drafter, "state_dict") and hasattr(drafter, "config"):
+        return DraftModel(model=drafter)
+    raise InvalidArgumentError(
+        f"[drafter] expected None, 'ngram', a path or hub id of a smaller model, or an object of "
+        f"specrt.drafters, got {type(drafter).__name__}"
+    )

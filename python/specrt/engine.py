@@ -1,0 +1,515 @@
+"""`Engine`: a target, perhaps a drafter, and requests that run together."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, overload
+
+from . import _core
+from .drafters import AnyDrafter, DraftModel, NGram, resolve
+from .errors import InvalidArgumentError, SpecrtError, UnsupportedError
+from .loaded import Opened, open_target
+from .planning import (
+    MemoryPlan,
+    Sizes,
+    cache_tokens,
+    check_positive,
+    check_room,
+    plan_memory,
+    plan_sizes,
+)
+from .request import Request
+from .sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from .outputs import Increment, RequestOutput
+    from .text import Tokenizer
+
+__all__ = ["Engine"]
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class Engine:
+    """Generates with a target model, sped up by a drafter whose guesses the target checks.
+
+        with specrt.Engine("HuggingFaceTB/SmolLM2-135M-Instruct", drafter="ngram") as engine:
+            print(engine.generate("The capital of France is").text)
+
+    Text and token ids do not depend on the drafter, on `num_speculative_tokens`, on what else runs
+    or on `threads`. Safe to use from several threads: their requests share rounds.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        drafter: Any = None,
+        *,
+        tokenizer: Any = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        threads: int | None = None,
+        max_model_len: int | None = None,
+        kv_cache_bytes: int | None = None,
+        max_batch_size: int = 32,
+        max_num_batched_tokens: int = 512,
+        block_size: int = 16,
+        num_speculative_tokens: int | None = None,
+        verification: str = "coupled",
+        cpu_isa: str = "auto",
+        check_invariants: bool = False,
+    ) -> None:
+        """Load a target and its drafter.
+
+        target: a folder, a hub id, a .gguf file, a file from `save`, or a transformers model.
+        drafter: None, "ngram", a smaller model given like the target, or an object of
+            `specrt.drafters`.
+        tokenizer: a Hugging Face tokenizer, or where to load one; None takes the target's own.
+        device: "auto" or "cpu".
+        dtype: "auto", "float32" or "bfloat16". "auto" is float32 only for float32 checkpoints.
+        threads: None takes the cores that this process may use.
+        max_model_len: tokens of prompt and output together; None takes the model's own limit.
+        kv_cache_bytes: target's and drafter's KV cache together; None takes what every sequence
+            at full length needs, at most a quarter of the available memory.
+        max_batch_size: requests that run at once; more wait.
+        max_num_batched_tokens: tokens in one forward pass, prefill and drafts together.
+        block_size: tokens in a block of the paged KV cache.
+        num_speculative_tokens: draft tokens a round; None takes the drafter's default, 0 drafts
+            nothing.
+        verification: "coupled".
+        cpu_isa: "auto", or the instruction-set level to run: "avx512", "avx2", "scalar".
+        check_invariants: check the KV cache's bookkeeping after every round.
+
+        Raises InvalidArgumentError, UnsupportedError, LoadError or CapacityError before any weight
+        is read, wherever headers tell; LoadError for damaged data.
+        """
+        if device not in ("auto", "cpu"):
+            if device == "cuda" or device.startswith("cuda:"):
+                raise UnsupportedError("[device] this build has no CUDA: use device='cpu'")
+            raise InvalidArgumentError(f"[device] expected 'auto' or 'cpu', got {device!r}")
+        if verification != "coupled":
+            if verification in ("rejection", "typical"):
+                raise UnsupportedError(f"[verification] {verification!r} is not available yet")
+            raise InvalidArgumentError(f"[verification] expected 'coupled', got {verification!r}")
+        check_positive(threads=threads)
+        if num_speculative_tokens is not None and (
+            isinstance(num_speculative_tokens, bool)
+            or not isinstance(num_speculative_tokens, int)
+            or num_speculative_tokens < 0
+        ):
+            raise InvalidArgumentError(
+                f"[num_speculative_tokens] expected an integer >= 0, got {num_speculative_tokens!r}"
+            )
+        isa = _core.resolve_cpu_isa(cpu_isa)
+        spec = resolve(drafter)
+        if spec is None and num_speculative_tokens:
+            raise InvalidArgumentError(
+                "[num_speculative_tokens] expected a drafter to go with it, got None"
+            )
+
+        self._lock = threading.RLock()
+        self._closed = False
+        self._waiting: deque[Request] = deque()
+        self._running: dict[int, Request] = {}
+        opened = open_target(
+            target, tokenizer=tokenizer, dtype=dtype, max_model_len=max_model_len
+        )
+        draft: Opened | None = None
+        try:
+            if isinstance(spec, DraftModel):
+                draft = open_target(
+                    spec.model, tokenizer=spec.tokenizer, dtype=spec.dtype, max_model_len=None
+                )
+                _check_same_vocabulary(opened, draft)
+            sizes = plan_sizes(
+                opened.shape,
+                draft.shape if draft else None,
+                max_model_len=max_model_len,
+                kv_cache_bytes=kv_cache_bytes,
+                max_batch_size=max_batch_size,
+                max_num_batched_tokens=max_num_batched_tokens,
+                block_size=block_size,
+            )
+            check_room(plan_memory(opened.shape, draft.shape if draft else None, sizes))
+            self._model = opened.load()
+            draft_model = draft.load() if draft else None
+        finally:
+            opened.close()
+            if draft:
+                draft.close()
+
+        team = _core.ThreadTeam(threads or 0)
+        self._decoder: _core.Decoder | None = _core.Decoder(
+            self._model,
+            **sizes.options(sizes.target_kv_cache_bytes, sizes.max_model_len),
+            team=team,
+            cpu_isa=isa,
+            check_invariants=check_invariants,
+        )
+        self._drafter = _make_drafter(spec, draft_model, opened, sizes, team, isa)
+        self._draft_weights = draft_model.weight_bytes if draft_model else 0
+        if num_speculative_tokens is None:
+            num_speculative_tokens = spec.num_speculative_tokens if spec else 0
+        self.num_speculative_tokens: int = num_speculative_tokens
+        self._tokenizer = opened.tokenizer
+        self._eos = opened.eos_token_ids
+        self._kv_cache_tokens = cache_tokens(opened.shape, sizes)
+        self.name: str = opened.name
+        self.dtype: str = opened.shape.dtype
+        self.max_model_len: int = sizes.max_model_len
+        self.cpu_isa: str = isa
+        self.threads: int = team.size
+
+    # What it is.
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None where the target came without one."""
+        return self._tokenizer
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """Bytes held, by owner and purpose."""
+        with self._lock:
+            decoder = self._open_decoder()
+            own = decoder.memory
+            other = self._drafter.memory if self._drafter is not None else None
+            return MemoryPlan(
+                target_weights=own.weights,
+                target_kv_cache=own.kv_cache,
+                target_workspace=own.workspace,
+                drafter_weights=other.weights if other else 0,
+                drafter_kv_cache=other.kv_cache if other else 0,
+                drafter_workspace=other.workspace if other else 0,
+                drafter_index=other.other if other else 0,
+                kv_cache_tokens=self._kv_cache_tokens,
+            )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the packed target for `Engine(path)` and for C++'s `specrt::Model::map`.
+
+        The name ends in .specrt. It holds config and weights, not the tokenizer. Raises LoadError.
+        """
+        name = os.fspath(path)
+        if not name.endswith(".specrt"):
+            raise InvalidArgumentError(f"[path] expected a name ending in .specrt, got {name!r}")
+        self._model.save(name)
+
+    # What it does.
+
+    @overload
+    def generate(
+        self, prompts: Prompt, sampling_params: SamplingParams | None = None
+    ) -> RequestOutput: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> RequestOutput | list[RequestOutput]:
+        """Continue one prompt, or several at once.
+
+        A prompt is a text or a list of token ids; `sampling_params` is one for all or a list with
+        one each. Raises InvalidArgumentError or CapacityError before anything runs where one of
+        them cannot. An error of one request while running is raised after the others are done,
+        with their outputs (None for the failed) in the exception's `outputs`.
+        """
+        single = _is_prompt(prompts)
+        batch: list[Any] = [prompts] if single else list(prompts)
+        requests = self._requests([self._encode(one) for one in batch], sampling_params)
+        outputs = self._run(requests)
+        return outputs[0] if single else outputs
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **template_options: Any,
+    ) -> Any:
+        """Answer a conversation (or a list of them) through the model's chat template.
+
+        `messages` are {"role": ..., "content": ...}; `template_options` go to the template. Gives
+        and raises what `generate` does.
+        """
+        single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: list[Any] = [messages] if single else list(messages)
+        tokenizer = self._need_tokenizer("chat")
+        prompts = [tokenizer.apply_chat_template(one, **template_options) for one in conversations]
+        outputs = self._run(self._requests(prompts, sampling_params))
+        return outputs[0] if single else outputs
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[Increment]:
+        """Continue one prompt, yielding text and tokens as they become certain.
+
+        The increments' texts and tokens, joined, are those of `generate`. The generator's return
+        value is the RequestOutput; closing it early cancels the request.
+        """
+        return self._stream(self._requests([self._encode(prompt)], sampling_params))
+
+    def chat_stream(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        **template_options: Any,
+    ) -> Iterator[Increment]:
+        """`chat` for one conversation, yielding as `stream` does."""
+        tokenizer = self._need_tokenizer("chat")
+        prompt = tokenizer.apply_chat_template(messages, **template_options)
+        return self._stream(self._requests([prompt], sampling_params))
+
+    def close(self) -> None:
+        """Free everything. Running requests end with an error. May be called twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for request in [*self._waiting, *self._running.values()]:
+                request.error = SpecrtError("[engine] closed while the request was running")
+            self._waiting.clear()
+            self._running.clear()
+            self._decoder = None
+            self._drafter = None
+            del self._model
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Requests.
+
+    def _open_decoder(self) -> _core.Decoder:
+        if self._decoder is None:
+            raise InvalidArgumentError("[engine] expected an open engine, got a closed one")
+        return self._decoder
+
+    def _need_tokenizer(self, what: str) -> Tokenizer:
+        if self._tokenizer is None:
+            raise InvalidArgumentError(
+                f"[{what}] expected an engine with a tokenizer, got none: give token ids, or "
+                "tokenizer= to Engine"
+            )
+        return self._tokenizer
+
+    def _encode(self, prompt: Any) -> list[int]:
+        if isinstance(prompt, str):
+            return self._need_tokenizer("prompt").encode(prompt)
+        if isinstance(prompt, (bytes, Mapping)) or not hasattr(prompt, "__iter__"):
+            raise InvalidArgumentError(
+                f"[prompt] expected a text or a list of token ids, got {type(prompt).__name__}"
+            )
+        ids = []
+        for one in prompt:
+            if isinstance(one, bool) or not hasattr(one, "__index__"):
+                raise InvalidArgumentError(f"[prompt] expected integer token ids, got {one!r}")
+            ids.append(one.__index__())
+            if not -(2**31) <= ids[-1] < 2**31:
+                raise InvalidArgumentError(f"[prompt] expected token ids, got {ids[-1]}")
+        return ids
+
+    def _requests(
+        self,
+        prompts: list[list[int]],
+        given: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[Request]:
+        """Checked requests, none of them submitted yet."""
+        if given is None or isinstance(given, SamplingParams):
+            params = [given or SamplingParams()] * len(prompts)
+        else:
+            params = list(given)
+            if len(params) != len(prompts):
+                raise InvalidArgumentError(
+                    f"[sampling_params] expected one, or one for each of {len(prompts)} prompts, "
+                    f"got {len(params)}"
+                )
+        requests = []
+        with self._lock:
+            decoder = self._open_decoder()
+            for prompt, one in zip(prompts, params, strict=True):
+                if not isinstance(one, SamplingParams):
+                    raise InvalidArgumentError(
+                        f"[sampling_params] expected SamplingParams, got {type(one).__name__}"
+                    )
+                if one.stop_texts:
+                    self._need_tokenizer("stop")
+                seeded = one.with_seed()
+                core_params = seeded.to_core(eos_token_ids=self._eos)
+                decoder.check(prompt, core_params)
+                requests.append(
+                    Request(prompt, seeded, core_params, self._tokenizer, lossless=True)
+                )
+        return requests
+
+    def _run(self, requests: list[Request]) -> list[RequestOutput]:
+        self._submit(requests)
+        try:
+            while not all(request.done for request in requests):
+                self._step()
+        finally:
+            self._withdraw(requests)
+        errors = [request.error for request in requests if request.error is not None]
+        if errors:
+            error = errors[0]
+            outputs = [None if one.error is not None else one.output() for one in requests]
+            error.outputs = outputs  # type: ignore[attr-defined]
+            raise error
+        return [request.output() for request in requests]
+
+    def _stream(self, requests: list[Request]) -> Iterator[Increment]:
+        # Checked when stream() is called; submitted at the first next().
+        request = requests[0]
+        self._submit(requests)
+        try:
+            while not request.done:
+                self._step()
+                increment = request.increment()
+                if increment is not None:
+                    yield increment
+            # The end of a text may have been settled by another thread's round.
+            increment = request.increment()
+            if increment is not None:
+                yield increment
+            return request.output()
+        finally:
+            self._withdraw(requests)
+
+    def _submit(self, requests: list[Request]) -> None:
+        with self._lock:
+            self._open_decoder()
+            self._waiting.extend(requests)
+
+    def _withdraw(self, requests: list[Request]) -> None:
+        """Cancel what is not done: the caller has left."""
+        with self._lock:
+            for request in requests:
+                if request.done:
+                    continue
+                if request.id is not None and request.id in self._running:
+                    del self._running[request.id]
+                    if self._decoder is not None:
+                        self._decoder.cancel(request.id)
+                elif request in self._waiting:
+                    self._waiting.remove(request)
+
+    def _step(self) -> None:
+        """One round for everything that runs, whoever asked for it."""
+        with self._lock:
+            if self._decoder is None:
+                return
+            self._admit(self._decoder)
+            plan = _core.plan_fixed(self._decoder, self.num_speculative_tokens)
+            for one in self._decoder.round(plan):
+                self._take(self._decoder, *one)
+
+    def _admit(self, decoder: _core.Decoder) -> None:
+        while self._waiting:
+            request = self._waiting[0]
+            if not decoder.can_add(len(request.prompt), request.params.max_tokens):
+                return
+            self._waiting.popleft()
+            try:
+                request.id = decoder.add(request.prompt, request.core_params, self._drafter)
+            except SpecrtError as error:
+                request.error = error
+                continue
+            self._running[request.id] = request
+
+    def _take(
+        self,
+        decoder: _core.Decoder,
+        sequence: int,
+        tokens: list[int],
+        logprobs: Any,
+        finish: str,
+        counters: _core.SequenceCounters | None,
+        error: str,
+    ) -> None:
+        request = self._running[sequence]
+        cut = request.feed(tokens, logprobs, finish)
+        if cut >= 0:
+            # A stop text ends it before the core would have, or in the round in which it did.
+            if not finish:
+                counters = decoder.stop(sequence, cut)
+            finish = "stop"
+        if finish:
+            del self._running[sequence]
+            if error:
+                request.fail(error)
+            else:
+                request.end(finish, counters)
+
+
+def _is_prompt(value: Any) -> bool:
+    """One prompt, against a list of prompts. [] is an empty list of prompts."""
+    if isinstance(value, str):
+        return True
+    if isinstance(value, Sequence):
+        return bool(value) and not isinstance(value[0], (str, Sequence)) and not hasattr(
+            value[0], "__iter__"
+        )
+    return True
+
+
+def _check_same_vocabulary(target: Opened, draft: Opened) -> None:
+    sizes = (target.shape.config.vocab_size, draft.shape.config.vocab_size)
+    difference = None
+    if target.tokenizer is not None and draft.tokenizer is not None:
+        difference = target.tokenizer.same_vocabulary(draft.tokenizer)
+        own = (target.tokenizer.vocab_size, draft.tokenizer.vocab_size)
+        if difference is None and own[0] != own[1]:
+            difference = f"the tokenizers know {own[0]} and {own[1]} tokens"
+    elif sizes[0] != sizes[1]:
+        difference = "without both tokenizers the sizes must be equal"
+    if difference is not None:
+        raise InvalidArgumentError(
+            f"[drafter] expected a draft model with the target's vocabulary of {sizes[0]} tokens, "
+            f"got one of {sizes[1]}: {difference}"
+        )
+
+
+def _make_drafter(
+    spec: AnyDrafter | None,
+    draft_model: _core.Model | None,
+    target: Opened,
+    sizes: Sizes,
+    team: _core.ThreadTeam,
+    isa: str,
+) -> _core.CoreDrafter | None:
+    if spec is None:
+        return None
+    if isinstance(spec, NGram):
+        return _core.make_ngram_drafter(
+            min_match=spec.prompt_lookup_min,
+            max_match=spec.prompt_lookup_max,
+            most_recent=spec.most_recent,
+        )
+    if isinstance(spec, DraftModel):
+        assert draft_model is not None
+        return _core.make_model_drafter(
+            draft_model,
+            target_vocab_size=target.shape.config.vocab_size,
+            **sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len),
+            team=team,
+            cpu_isa=isa,
+        )
+    return _core.make_python_drafter(spec)

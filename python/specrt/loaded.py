@@ -1,0 +1,120 @@
+"""From a target as the user names it to packed weights and a tokenizer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from .errors import LoadError
+from .loading import Checkpoint, open_checkpoint
+from .planning import ModelShape, shape_of
+
+if TYPE_CHECKING:
+    from .text import Tokenizer
+
+__all__ = ["Opened", "open_target"]
+
+SAVED_SUFFIX = ".specrt"
+
+
+@dataclass
+class Opened:
+    """A target whose shape is known and whose weights are still to be read."""
+
+    name: str
+    shape: ModelShape
+    checkpoint: Checkpoint | None
+    saved: _core.Model | None
+    tokenizer: Tokenizer | None
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return tuple(self.shape.config.eos_token_ids)
+
+    def load(self) -> _core.Model:
+        """Packed weights; a progress bar on a terminal. Lets go of the checkpoint."""
+        if self.saved is not None:
+            return self.saved
+        assert self.checkpoint is not None
+        builder = _core.ModelBuilder(self.shape.config, self.shape.dtype)
+        total = len(_core.tensors_of(self.shape.config))
+        with self.checkpoint as checkpoint:
+            for tensor in _progress(checkpoint.tensors(), total, self.name):
+                builder.set(tensor.name, tensor.dtype, tensor.array)
+        return builder.build()
+
+    def close(self) -> None:
+        if self.checkpoint is not None:
+            self.checkpoint.close()
+
+
+def open_target(
+    target: Any, *, tokenizer: Any, dtype: str, max_model_len: int | None
+) -> Opened:
+    """Open a checkpoint, or a file that `Engine.save` wrote, and its tokenizer.
+
+    `tokenizer` None takes the checkpoint's own; a saved file has none. Raises as
+    `open_checkpoint` does.
+    """
+    is_path = isinstance(target, (str, os.PathLike))
+    if is_path and os.fspath(target).endswith(SAVED_SUFFIX) and Path(target).is_file():
+        model = _core.Model.map(os.fspath(target))
+        if dtype != "auto" and _core_dtype(dtype) != model.dtype:
+            raise LoadError(f"[{target}] expected dtype {dtype}, got a file of {model.dtype}")
+        opened = Opened(
+            name=Path(target).name,
+            shape=ModelShape(model.config, model.dtype),
+            checkpoint=None,
+            saved=model,
+            tokenizer=None,
+        )
+    else:
+        checkpoint = open_checkpoint(target, dtype=dtype, max_model_len=max_model_len)
+        opened = Opened(
+            name=Path(checkpoint.name).name,
+            shape=shape_of(checkpoint),
+            checkpoint=checkpoint,
+            saved=None,
+            tokenizer=None,
+        )
+    try:
+        opened.tokenizer = _tokenizer(opened, tokenizer)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _core_dtype(name: str) -> str:
+    from .loading.checkpoint import resolve_dtype
+
+    return resolve_dtype(name, set())
+
+
+def _tokenizer(opened: Opened, given: Any) -> Tokenizer | None:
+    from .text import Tokenizer
+
+    if isinstance(given, (str, os.PathLike)):
+        return Tokenizer.from_pretrained(given)
+    if given is not None:
+        return Tokenizer(given)
+    return None if opened.checkpoint is None else opened.checkpoint.load_tokenizer()
+
+
+def _progress(tensors: Any, total: int, name: str) -> Any:
+    if not sys.stderr.isatty():
+        return tensors
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(
+        tensors,
+        total=total,
+        description=f"Loading {name}",
+        console=Console(stderr=True),
+        transient=True,
+    )

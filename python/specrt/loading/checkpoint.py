@@ -1,0 +1,222 @@
+"""A checkpoint that has been opened and checked: its config, its tokens, its tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ..errors import InvalidArgumentError, LoadError, UnsupportedError
+from .fields import ModelFields, tensor_shapes
+from .source import Source, Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..text import Tokenizer
+
+    Transform = Callable[[str, NDArray[np.float32]], NDArray[np.float32]]
+
+__all__ = ["Checkpoint", "Kind", "TokenIds", "check_tie", "resolve_dtype", "token_ids"]
+
+Kind = Literal["safetensors", "gguf", "torch", "memory"]
+TokenIds = tuple[int, ...]
+
+_ALIASES = {
+    "float32": "float32",
+    "fp32": "float32",
+    "f32": "float32",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+}
+_NOT_ON_CPU = ("float16", "fp16", "half", "f16")
+_NOT_YET = ("int8", "int4", "w8a8")
+
+
+class Checkpoint:
+    """What `open_checkpoint` gives: everything checked, no tensor read yet.
+
+    A context manager; `close()` lets go of the files.
+    """
+
+    name: str
+    """The path, hub id, or class that the checkpoint was opened from."""
+    kind: Kind
+    config: ModelFields
+    dtype: Literal["float32", "bfloat16"]
+    """The precision to run in, with "auto" resolved."""
+    eos_token_ids: TokenIds
+    """Tokens that end a text, () where the checkpoint names none."""
+    bos_token_id: int | None
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        kind: Kind,
+        config: ModelFields,
+        source: Source,
+        names: Mapping[str, str],
+        ignored: Sequence[str],
+        dtype: str,
+        eos_token_ids: TokenIds = (),
+        bos_token_id: int | None = None,
+        tokenizer: Callable[[], Tokenizer | None] = lambda: None,
+        transform: Transform | None = None,
+    ) -> None:
+        """`names` and `ignored` are templates in which `{i}` is a layer.
+
+        Raises LoadError unless the source holds exactly the config's tensors, in its shapes.
+        """
+        self.name, self.kind, self.config = name, kind, config
+        self.eos_token_ids, self.bos_token_id = eos_token_ids, bos_token_id
+        self._source, self._tokenizer, self._transform = source, tokenizer, transform
+        self._shapes = tensor_shapes(config)
+        self._names = {one: _name_of(one, names) for one in self._shapes}
+        useless = _expand(ignored, config.num_layers)
+        if config.tied_embeddings:
+            useless.add(names["lm_head"])  # `check_tie` has found it equal to the embedding
+        self._check(useless)
+        self.dtype = resolve_dtype(dtype, {source.entries[n].dtype for n in self._names.values()})
+
+    def _check(self, ignored: set[str]) -> None:
+        """Names, dtypes and shapes, from headers alone."""
+        entries, wanted = self._source.entries, set(self._names.values())
+        missing = [name for name in self._names.values() if name not in entries]
+        left = sorted(name for name in entries if name not in wanted and name not in ignored)
+        if missing or left:
+            parts = [
+                f"{what} {_shorten(names)}"
+                for what, names in (("missing", missing), ("unexpected", left))
+                if names
+            ]
+            raise LoadError(
+                f"[{self.name}] expected exactly the tensors of a {self.config.family} model, "
+                f"got {'; '.join(parts)}"
+            )
+        for canonical, name in self._names.items():
+            entry, shape = entries[name], self._shapes[canonical]
+            if entry.shape != shape:
+                raise LoadError(
+                    f"[{self.name}] {name}: expected shape {list(shape)}, got {list(entry.shape)}"
+                )
+            if entry.dtype not in self._source.loadable:
+                raise LoadError(
+                    f"[{self.name}] {name}: expected one of "
+                    f"{', '.join(sorted(self._source.loadable))}, got {entry.dtype}"
+                )
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors under canonical names, in the core's order, each read when asked for.
+
+        fp32 and bf16 come as stored; fp16 and quantised tensors come as float32. Raises LoadError
+        where data cannot be read.
+        """
+        for canonical, name in self._names.items():
+            array = self._source.read(name)
+            if self._transform is not None:
+                array = self._transform(canonical, array)
+            if not (array.flags.c_contiguous and array.flags.aligned):
+                array = np.ascontiguousarray(array).copy()
+            if array.dtype == np.uint16:
+                yield Tensor(canonical, "bfloat16", array)
+            else:
+                yield Tensor(canonical, "float32", array)
+
+    def load_tokenizer(self) -> Tokenizer | None:
+        """The checkpoint's own tokenizer, None where it has none. Raises LoadError."""
+        return self._tokenizer()
+
+    def close(self) -> None:
+        """Let go of the files. May be called twice; arrays already handed out stay valid."""
+        self._source.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _name_of(canonical: str, names: Mapping[str, str]) -> str:
+    """layers.3.mlp.up -> the checkpoint's own name for it."""
+    if not canonical.startswith("layers."):
+        return names[canonical]
+    _, layer, rest = canonical.split(".", 2)
+    return names[f"layers.{{i}}.{rest}"].replace("{i}", layer)
+
+
+def _expand(templates: Sequence[str], num_layers: int) -> set[str]:
+    return {one.replace("{i}", str(i)) for one in templates for i in range(num_layers)}
+
+
+def _shorten(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + more
+
+
+def resolve_dtype(asked: str, stored: set[str]) -> Literal["float32", "bfloat16"]:
+    """The precision to run in; `stored` are the dtypes of the weights.
+
+    "auto" is float32 where every weight is stored so, else bfloat16. Raises UnsupportedError for a
+    precision that exists but not here, InvalidArgumentError for anything else.
+    """
+    lowered = asked.lower().removeprefix("torch.") if isinstance(asked, str) else repr(asked)
+    if lowered == "auto":
+        return "float32" if stored == {"float32"} else "bfloat16"
+    if lowered in _ALIASES:
+        return "float32" if _ALIASES[lowered] == "float32" else "bfloat16"
+    if lowered in _NOT_ON_CPU:
+        raise UnsupportedError(
+            "[dtype] float16 is not available on the CPU: use 'bfloat16' or 'float32'"
+        )
+    if lowered in _NOT_YET:
+        raise UnsupportedError(f"[dtype] {lowered} weights are not available yet")
+    raise InvalidArgumentError(
+        f"[dtype] expected 'auto', 'float32' or 'bfloat16', got {asked!r}"
+    )
+
+
+def check_tie(fields: ModelFields, source: Source, names: Mapping[str, str], label: str) -> None:
+    """Refuse a checkpoint that says its embeddings are tied but stores two different tables.
+
+    The rule for tie_word_embeddings and a stored lm_head: true + absent is tied; true + present
+    and equal, byte for byte, is tied; true + present and different is refused, since versions of
+    transformers disagree on which table counts; false + present is untied; false + absent is
+    refused as a missing tensor.
+    """
+    embedding, lm_head = names["embedding"], names["lm_head"]
+    if not fields.tied_embeddings or not {embedding, lm_head} <= set(source.entries):
+        return
+    one, other = source.entries[embedding], source.entries[lm_head]
+    if one == other:
+        # Compared as bits, so that NaNs and signed zeros take part.
+        bits = np.uint16 if one.dtype == "bfloat16" else np.uint32
+        if np.array_equal(source.read(embedding).view(bits), source.read(lm_head).view(bits)):
+            return
+    raise LoadError(
+        f"[{label}] tie_word_embeddings is true, but {lm_head} is stored and differs from "
+        f"{embedding}: set tie_word_embeddings to false to use {lm_head}, or remove the tensor"
+    )
+
+
+def token_ids(value: Any, vocab_size: int, where: str) -> TokenIds:
+    """Token ids out of a config: null, a number or a list. Raises LoadError for other kinds."""
+    values = [] if value is None else value if isinstance(value, list) else [value]
+    found: list[int] = []
+    for one in values:
+        if isinstance(one, bool) or not isinstance(one, int):
+            raise LoadError(f"[{where}] expected token ids, got {value!r}")
+        if not 0 <= one < vocab_size:
+            warnings.warn(f"{where}: no token {one} in a vocabulary of {vocab_size}", stacklevel=2)
+        elif one not in found:
+            found.append(one)
+    return tuple(found)

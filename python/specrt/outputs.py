@@ -1,0 +1,153 @@
+"""What a request gives back: text, tokens, and the metrics of how they came about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._core import SequenceCounters
+
+__all__ = ["Increment", "Logprob", "Metrics", "RequestOutput"]
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """One token's raw log-probability: log-softmax of the target's own logits."""
+
+    logprob: float
+    rank: int
+    """1 for the most likely token."""
+    decoded_token: str
+
+
+@dataclass(frozen=True)
+class Increment:
+    """What a stream yields: text that has become certain, and the tokens chosen since."""
+
+    text: str
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """How one request went. Rates are 0.0 where there was nothing to count.
+
+    A *round* drafts, verifies in one pass and commits. Prefill's token belongs to no round, so
+    completion_tokens = 1 + accepted_tokens + rounds. Position d is depth d of the draft.
+    `truncated_rounds` (cut by a stop or a limit) are in the totals and left out of `alpha`,
+    `acceptance_length` and the per-position rates.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    rounds: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    acceptance_rate: float = 0.0
+    """accepted / drafted."""
+    alpha: float = 0.0
+    """accepted / (accepted + first rejections): the theory's α."""
+    acceptance_rate_per_position: list[float] = field(default_factory=list)
+    """accepted at d / rounds that drafted to d."""
+    alpha_per_position: list[float] = field(default_factory=list)
+    """accepted at d / times that d was reached and decided."""
+    acceptance_length: float = 0.0
+    """τ: tokens per round, the target's own token included."""
+    truncated_rounds: int = 0
+    draft_seconds: float = 0.0
+    """Wall time of the drafting in this request's rounds; shared rounds count whole."""
+    verify_seconds: float = 0.0
+    sample_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    ttft_seconds: float = 0.0
+    """From submission to the first token."""
+    tpot_seconds: float = 0.0
+    """Mean time per token after the first."""
+    total_seconds: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoding speed: tokens after the first by the time they took."""
+        return 1.0 / self.tpot_seconds if self.tpot_seconds > 0 else 0.0
+
+    @classmethod
+    def of(
+        cls, counters: SequenceCounters, *, ttft: float, total: float
+    ) -> Metrics:
+        """From the core's counters and the request's own clock, in seconds."""
+        after_first = counters.tokens - 1
+        return cls(
+            prompt_tokens=counters.prompt_tokens,
+            completion_tokens=counters.tokens,
+            rounds=counters.rounds,
+            drafted_tokens=counters.drafted,
+            accepted_tokens=counters.accepted,
+            acceptance_rate=_ratio(counters.accepted, counters.drafted),
+            alpha=_ratio(
+                counters.full_accepted, counters.full_accepted + counters.first_rejections
+            ),
+            acceptance_rate_per_position=[
+                _ratio(a, d)
+                for a, d in zip(counters.accepted_at, counters.drafted_at, strict=True)
+            ],
+            alpha_per_position=[
+                _ratio(a, a + r)
+                for a, r in zip(counters.accepted_at, counters.first_rejected_at, strict=True)
+            ],
+            acceptance_length=_ratio(
+                counters.full_accepted + counters.full_rounds, counters.full_rounds
+            ),
+            truncated_rounds=counters.truncated_rounds,
+            draft_seconds=counters.draft_seconds,
+            verify_seconds=counters.verify_seconds,
+            sample_seconds=counters.sample_seconds,
+            prefill_seconds=counters.prefill_seconds,
+            ttft_seconds=ttft,
+            tpot_seconds=(total - ttft) / after_first if after_first > 0 else 0.0,
+            total_seconds=total,
+        )
+
+    def __str__(self) -> str:
+        busy = self.draft_seconds + self.verify_seconds + self.sample_seconds
+        parts = [
+            f"{self.completion_tokens} tokens: 1 + {self.accepted_tokens} accepted "
+            f"+ {self.rounds} rounds"
+            if self.completion_tokens
+            else "no tokens"
+        ]
+        if self.acceptance_length:
+            parts.append(f"τ {self.acceptance_length:.2f}")
+        if self.drafted_tokens:
+            parts.append(f"α {self.alpha:.2f}")
+        if self.tokens_per_second:
+            parts.append(f"{self.tokens_per_second:.0f} tok/s")
+        if self.drafted_tokens and busy:
+            parts.append(f"drafts {self.draft_seconds / busy:.0%} of the time")
+        return " · ".join(parts)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A finished request."""
+
+    prompt_token_ids: list[int]
+    text: str
+    """"" where the engine has no tokenizer."""
+    token_ids: list[int]
+    """The stop token, if one ended the output, is the last."""
+    finish_reason: str
+    """"stop" (an end token, a stop token or a stop text) or "length"."""
+    stop_reason: int | str | None
+    """The stop token or text that the caller had asked for; None for the model's end token."""
+    logprobs: list[dict[int, Logprob]] | None
+    """A dict a token, the chosen token first, where SamplingParams.logprobs asked for them."""
+    seed: int
+    """Repeats this output."""
+    lossless: bool
+    """True where the text is the target's own, byte for byte."""
+    metrics: Metrics

@@ -1,0 +1,274 @@
+"""Memory: known before it is taken, and told as it was taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from . import _core
+from .drafters import DraftModel, resolve
+from .errors import CapacityError, InvalidArgumentError
+from .loading import Checkpoint, ModelFields, open_checkpoint
+from .system import available_memory
+
+__all__ = ["MemoryPlan", "Sizes", "core_config", "plan", "plan_sizes"]
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes by owner and purpose."""
+
+    target_weights: int
+    target_kv_cache: int
+    target_workspace: int
+    drafter_weights: int
+    drafter_kv_cache: int
+    drafter_workspace: int
+    drafter_index: int
+    """Indexes of n-gram drafters; grows with the texts and is 0 in a plan."""
+    kv_cache_tokens: int
+    """Tokens that the KV cache holds, all sequences together (a number, not bytes)."""
+
+    @property
+    def kv_cache(self) -> int:
+        """Target's and drafter's together: what `kv_cache_bytes` bounds."""
+        return self.target_kv_cache + self.drafter_kv_cache
+
+    @property
+    def total(self) -> int:
+        return (
+            self.target_weights
+            + self.target_kv_cache
+            + self.target_workspace
+            + self.drafter_weights
+            + self.drafter_kv_cache
+            + self.drafter_workspace
+            + self.drafter_index
+        )
+
+    def __str__(self) -> str:
+        def mb(value: int) -> str:
+            return f"{value / 1e6:,.1f} MB"
+
+        return (
+            f"weights {mb(self.target_weights)} + {mb(self.drafter_weights)} drafter · "
+            f"KV cache {mb(self.target_kv_cache)} + {mb(self.drafter_kv_cache)} drafter "
+            f"({self.kv_cache_tokens:,} tokens) · "
+            f"workspace {mb(self.target_workspace + self.drafter_workspace)} · "
+            f"total {mb(self.total)}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Settings that decide how much memory an engine takes."""
+
+    max_model_len: int
+    max_batch_size: int
+    max_num_batched_tokens: int
+    block_size: int
+    target_kv_cache_bytes: int
+    drafter_kv_cache_bytes: int
+    drafter_max_model_len: int
+
+    def options(self, kv_cache_bytes: int, max_model_len: int) -> dict[str, int]:
+        """Keyword arguments of the core's functions."""
+        return {
+            "kv_cache_bytes": kv_cache_bytes,
+            "max_model_len": max_model_len,
+            "max_batch_size": self.max_batch_size,
+            "max_rows": self.max_num_batched_tokens,
+            "block_size": self.block_size,
+        }
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What sizes depend on: a config and a precision."""
+
+    config: _core.ModelConfig
+    dtype: str
+
+
+def core_config(fields: ModelFields, eos_token_ids: tuple[int, ...]) -> _core.ModelConfig:
+    """The loader's fields as the core's config."""
+    return _core.ModelConfig(**vars(fields), eos_token_ids=list(eos_token_ids))
+
+
+def shape_of(checkpoint: Checkpoint) -> ModelShape:
+    return ModelShape(
+        core_config(checkpoint.config, checkpoint.eos_token_ids), checkpoint.dtype
+    )
+
+
+def check_positive(**values: int | None) -> None:
+    """Each given value is an integer >= 1."""
+    for name, value in values.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidArgumentError(f"[{name}] expected an integer >= 1, got {value!r}")
+        if value >= 2**63 or (name in _INT32 and value >= 2**31):
+            raise InvalidArgumentError(f"[{name}] expected a smaller number, got {value}")
+
+
+_INT32 = ("max_batch_size", "max_num_batched_tokens", "block_size", "threads")
+
+
+def plan_sizes(
+    target: ModelShape,
+    drafter: ModelShape | None,
+    *,
+    max_model_len: int | None,
+    kv_cache_bytes: int | None,
+    max_batch_size: int,
+    max_num_batched_tokens: int,
+    block_size: int,
+) -> Sizes:
+    """Split `kv_cache_bytes` so that target and draft model hold the same number of tokens.
+
+    Without `kv_cache_bytes`: enough for every sequence at full length, at most a quarter of the
+    memory that is available. Raises InvalidArgumentError and CapacityError with the numbers.
+    """
+    check_positive(
+        max_model_len=max_model_len,
+        kv_cache_bytes=kv_cache_bytes,
+        max_batch_size=max_batch_size,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+    )
+    longest = target.config.max_position_embeddings
+    if max_model_len is not None and max_model_len > longest:
+        raise InvalidArgumentError(
+            f"[max_model_len] expected at most the model's {longest}, got {max_model_len}"
+        )
+    length = longest if max_model_len is None else max_model_len
+    drafter_length = 0
+    if drafter is not None:
+        drafter_length = min(length, drafter.config.max_position_embeddings)
+
+    def needed(model: ModelShape | None, model_length: int, blocks: int) -> int:
+        if model is None:
+            return 0
+        return _core.kv_cache_bytes_for(
+            model.config,
+            model.dtype,
+            max_model_len=model_length,
+            max_batch_size=max_batch_size,
+            max_rows=max_num_batched_tokens,
+            block_size=block_size,
+            sequences=1,
+            tokens=blocks * block_size,
+        )
+
+    def both(blocks: int) -> int:
+        return needed(target, length, blocks) + needed(drafter, drafter_length, blocks)
+
+    scratch, block = both(0), both(1) - both(0)
+    most = -(-length // block_size) * max_batch_size
+    budget = kv_cache_bytes
+    if budget is None:
+        room = available_memory()
+        budget = both(most) if room is None else min(both(most), max(room // 4, both(1)))
+    blocks = min(most, (budget - scratch) // block)
+    if blocks < 1:
+        raise CapacityError(
+            f"[kv_cache_bytes] expected at least {scratch + block} (scratch slots for "
+            f"{max_num_batched_tokens} rows and one block), got {budget}"
+        )
+    return Sizes(
+        max_model_len=length,
+        max_batch_size=max_batch_size,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+        target_kv_cache_bytes=needed(target, length, blocks),
+        drafter_kv_cache_bytes=needed(drafter, drafter_length, blocks),
+        drafter_max_model_len=drafter_length,
+    )
+
+
+def plan_memory(target: ModelShape, drafter: ModelShape | None, sizes: Sizes) -> MemoryPlan:
+    """The shares of an engine of these sizes."""
+    own = _core.memory_of(
+        target.config,
+        target.dtype,
+        **sizes.options(sizes.target_kv_cache_bytes, sizes.max_model_len),
+    )
+    other = None
+    if drafter is not None:
+        other = _core.memory_of(
+            drafter.config,
+            drafter.dtype,
+            **sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len),
+        )
+    return MemoryPlan(
+        target_weights=own.weights,
+        target_kv_cache=own.kv_cache,
+        target_workspace=own.workspace,
+        drafter_weights=other.weights if other else 0,
+        drafter_kv_cache=other.kv_cache if other else 0,
+        drafter_workspace=other.workspace if other else 0,
+        drafter_index=0,
+        kv_cache_tokens=cache_tokens(target, sizes),
+    )
+
+
+def cache_tokens(target: ModelShape, sizes: Sizes) -> int:
+    """Tokens that the target's KV cache holds."""
+
+    def needed(tokens: int) -> int:
+        return _core.kv_cache_bytes_for(
+            target.config,
+            target.dtype,
+            max_model_len=sizes.max_model_len,
+            max_batch_size=sizes.max_batch_size,
+            max_rows=sizes.max_num_batched_tokens,
+            block_size=sizes.block_size,
+            sequences=1,
+            tokens=tokens,
+        )
+
+    block = needed(sizes.block_size) - needed(0)
+    return (sizes.target_kv_cache_bytes - needed(0)) // block * sizes.block_size
+
+
+def check_room(wanted: MemoryPlan) -> None:
+    """Raise CapacityError where weights and workspace cannot fit into what is available."""
+    room = available_memory()
+    need = wanted.total
+    if room is not None and need > room:
+        raise CapacityError(
+            f"[memory] expected at most the {room} bytes that are available, got a need of {need}: "
+            f"{wanted}"
+        )
+
+
+def plan(
+    target: Any,
+    drafter: Any = None,
+    *,
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    kv_cache_bytes: int | None = None,
+    max_batch_size: int = 32,
+    max_num_batched_tokens: int = 512,
+    block_size: int = 16,
+) -> MemoryPlan:
+    """What `Engine` with the same arguments takes, from headers alone; no weight is read."""
+    spec = resolve(drafter)
+    with open_checkpoint(target, dtype=dtype, max_model_len=max_model_len) as checkpoint:
+        shape = shape_of(checkpoint)
+    drafter_shape = None
+    if isinstance(spec, DraftModel):
+        with open_checkpoint(spec.model, dtype=spec.dtype) as checkpoint:
+            drafter_shape = shape_of(checkpoint)
+    sizes = plan_sizes(
+        shape,
+        drafter_shape,
+        max_model_len=max_model_len,
+        kv_cache_bytes=kv_cache_bytes,
+        max_batch_size=max_batch_size,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+    )
+    return plan_memory(shape, drafter_shape, sizes)

@@ -1,0 +1,180 @@
+"""One request inside an engine: from the tokens of each round to text and metrics."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .errors import NumericError, SpecrtError
+from .outputs import Increment, Logprob, Metrics, RequestOutput
+
+if TYPE_CHECKING:
+    from ._core import CoreSamplingParams, SequenceCounters
+    from .sampling import SamplingParams
+    from .text import Detokenizer, Tokenizer
+
+    RawLogprobs = list[tuple[float, int, list[tuple[int, float]]]]
+
+__all__ = ["Request"]
+
+
+@dataclass
+class Request:
+    """State of one request. The engine feeds it; whoever waits for it reads it."""
+
+    prompt: list[int]
+    params: SamplingParams
+    core_params: CoreSamplingParams
+    tokenizer: Tokenizer | None
+    lossless: bool
+    id: int | None = None
+    """The core's sequence, once running."""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    error: SpecrtError | None = None
+    stop_reason: int | str | None = None
+    submitted: float = field(default_factory=time.perf_counter)
+    first_token: float | None = None
+    last_token: float | None = None
+    counters: SequenceCounters | None = None
+
+    _text: list[str] = field(default_factory=list)
+    _tail: str = ""
+    """Text that a stop text might still begin in."""
+    _new_text: list[str] = field(default_factory=list)
+    _told_tokens: int = 0
+    _logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    _detokenizer: Detokenizer | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokenizer is not None:
+            self._detokenizer = self.tokenizer.detokenizer(
+                skip_special_tokens=self.params.skip_special_tokens
+            )
+        self._longest_stop = max((len(one) for one in self.params.stop_texts), default=0)
+
+    @property
+    def done(self) -> bool:
+        return bool(self.finish_reason) or self.error is not None
+
+    def feed(self, tokens: list[int], logprobs: RawLogprobs | None, finish: str) -> int:
+        """Take the tokens of a round. Returns how many at its end a stop text cuts off, else -1.
+
+        `finish` is the core's verdict after the last of them.
+        """
+        now = time.perf_counter()
+        if tokens:
+            self.first_token = now if self.first_token is None else self.first_token
+            self.last_token = now
+        for index, token in enumerate(tokens):
+            last = index + 1 == len(tokens)
+            self.token_ids.append(token)
+            if logprobs is not None:
+                self._logprobs.append(self._named(token, logprobs[index]))
+            ends_here = last and finish == "stop"
+            if ends_here and token in (self.params.stop_token_ids or ()):
+                self.stop_reason = token
+            if ends_here and not self.params.include_stop_str_in_output:
+                continue  # the stop token's own text is no part of the answer
+            if self._detokenizer is not None and self._add(self._detokenizer.feed(token)):
+                self.finish_reason = "stop"
+                return len(tokens) - 1 - index
+        return -1
+
+    def end(self, finish: str, counters: SequenceCounters | None) -> None:
+        """The core is done with it (or a stop text was found): settle text and counters."""
+        self.counters = counters
+        if not self.finish_reason:
+            if self._detokenizer is not None and self._add(self._detokenizer.flush()):
+                finish = "stop"
+            self.finish_reason = finish
+        if self._tail:
+            self._emit(self._tail)
+            self._tail = ""
+
+    def fail(self, message: str) -> None:
+        kind = NumericError if message.startswith("[logits]") else SpecrtError
+        self.error = kind(f"request of {len(self.prompt)} prompt tokens: {message}")
+
+    def _emit(self, text: str) -> None:
+        self._text.append(text)
+        self._new_text.append(text)
+
+    def _add(self, text: str) -> bool:
+        """Add text; True where it completes a stop text, which ends the output there."""
+        if not self._longest_stop:
+            if text:
+                self._emit(text)
+            return False
+        pending = self._tail + text
+        found = [
+            (at, one) for one in self.params.stop_texts if (at := pending.find(one)) >= 0
+        ]
+        if found:
+            at, stop = min(found, key=lambda pair: (pair[0], -len(pair[1])))
+            self.stop_reason = stop
+            self._tail = ""
+            end = at + len(stop) if self.params.include_stop_str_in_output else at
+            if pending[:end]:
+                self._emit(pending[:end])
+            return True
+        # Hold back the longest end that a stop text may begin with.
+        hold = 0
+        for size in range(min(len(pending), self._longest_stop - 1), 0, -1):
+            if any(one.startswith(pending[-size:]) for one in self.params.stop_texts):
+                hold = size
+                break
+        ready = pending[: len(pending) - hold]
+        self._tail = pending[len(pending) - hold :]
+        if ready:
+            self._emit(ready)
+        return False
+
+    def _named(self, token: int, raw: tuple[float, int, list[tuple[int, float]]]) -> dict[int, Logprob]:
+        logprob, rank, top = raw
+        named = {token: Logprob(logprob, rank, self._string(token))}
+        for place, (other, value) in enumerate(top):
+            if other not in named:
+                named[other] = Logprob(value, place + 1, self._string(other))
+        return named
+
+    def _string(self, token: int) -> str:
+        if self.tokenizer is None:
+            return ""
+        return self.tokenizer.decode([token], skip_special_tokens=False)
+
+    def increment(self) -> Increment | None:
+        """What is new since the last call; None where nothing is."""
+        text = "".join(self._new_text)
+        tokens = self.token_ids[self._told_tokens :]
+        if not text and not tokens:
+            return None
+        self._new_text.clear()
+        self._told_tokens = len(self.token_ids)
+        return Increment(text, tokens)
+
+    def output(self) -> RequestOutput:
+        """The result. Raises the request's own error where it has one."""
+        if self.error is not None:
+            raise self.error
+        if self.counters is None:
+            metrics = Metrics(prompt_tokens=len(self.prompt))
+        else:
+            first = self.first_token if self.first_token is not None else self.submitted
+            last = self.last_token if self.last_token is not None else self.submitted
+            metrics = Metrics.of(
+                self.counters, ttft=first - self.submitted, total=last - self.submitted
+            )
+        assert self.params.seed is not None
+        return RequestOutput(
+            prompt_token_ids=self.prompt,
+            text="".join(self._text),
+            token_ids=self.token_ids,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            logprobs=None if self.params.logprobs is None else self._logprobs,
+            seed=self.params.seed,
+            lossless=self.lossless,
+            metrics=metrics,
+        )

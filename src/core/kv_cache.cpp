@@ -1,0 +1,404 @@
+#include "core/kv_cache.h"
+
+#include <algorithm>
+#include <string>
+
+#include "specrt/error.h"
+
+namespace specrt {
+
+std::int64_t KvGroup::bytes_per_slot() const {
+  std::int64_t bytes = 0;
+  for (const KvPlane& plane : planes) bytes += plane.bytes_per_slot();
+  return bytes * static_cast<std::int64_t>(layers.size());
+}
+
+std::int64_t KvLayout::bytes_per_block() const {
+  std::int64_t bytes = 0;
+  for (const KvGroup& group : groups) bytes += group.bytes_per_slot();
+  return bytes * block_size;
+}
+
+std::int64_t KvLayout::scratch_bytes() const {
+  std::int64_t bytes = 0;
+  for (const KvGroup& group : groups) bytes += group.bytes_per_slot();
+  return bytes * scratch_slots;
+}
+
+std::int64_t KvLayout::bytes() const {
+  std::int64_t bytes = scratch_bytes();
+  for (const KvGroup& group : groups) {
+    bytes += group.bytes_per_slot() * block_size * group.num_blocks;
+  }
+  return bytes;
+}
+
+void KvLayout::check() const {
+  if (block_size < 1) {
+    throw InvalidArgument(expected_got("block_size", "at least 1", std::to_string(block_size)));
+  }
+  if (groups.empty()) throw InvalidArgument(expected_got("kv groups", "at least one", "none"));
+  for (const KvGroup& group : groups) {
+    if (group.num_blocks < 1) {
+      throw CapacityError(expected_got("kv_cache_bytes", "room for at least one block",
+                                       std::to_string(group.num_blocks) + " blocks"));
+    }
+    const std::int64_t slots = group.num_blocks * block_size + scratch_slots;
+    if (slots > INT32_MAX) {
+      throw InvalidArgument(expected_got("kv_cache_bytes", "at most 2^31 - 1 token slots",
+                                         std::to_string(slots)));
+    }
+  }
+}
+
+KvCache::KvCache(const KvLayout& layout) : layout_(layout) {
+  layout_.check();
+  pools_.resize(layout_.groups.size());
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    const std::int64_t blocks = layout_.groups[g].num_blocks;
+    pools_[g].references.assign(static_cast<std::size_t>(blocks), 0);
+    pools_[g].free.reserve(static_cast<std::size_t>(blocks));
+    // Popped from the back, so low blocks are used first and the pool's pages stay few.
+    for (std::int64_t b = blocks - 1; b >= 0; --b) {
+      pools_[g].free.push_back(static_cast<std::int32_t>(b));
+    }
+  }
+}
+
+const KvCache::Sequence& KvCache::find(SequenceId id) const {
+  const auto found = sequences_.find(id);
+  if (found == sequences_.end()) {
+    throw InvalidArgument(
+        expected_got("sequence", "an id in the cache", std::to_string(id)));
+  }
+  return found->second;
+}
+
+KvCache::Sequence& KvCache::find(SequenceId id) {
+  return const_cast<Sequence&>(static_cast<const KvCache*>(this)->find(id));
+}
+
+std::int64_t KvCache::blocks_for(std::int64_t positions) const {
+  return (positions + layout_.block_size - 1) / layout_.block_size;
+}
+
+// Blocks that this sequence was promised and has not taken. Shared blocks count as not taken: a
+// write to one takes a fresh block, and only the partial last one can be written.
+std::int64_t KvCache::owed(const Sequence& sequence, std::int64_t group) const {
+  const auto& table = sequence.tables[static_cast<std::size_t>(group)];
+  const auto& pool = pools_[static_cast<std::size_t>(group)];
+  std::int64_t taken = static_cast<std::int64_t>(table.size());
+  if (!table.empty() && sequence.length % layout_.block_size != 0) {
+    const std::int32_t last = table[static_cast<std::size_t>(sequence.length / layout_.block_size)];
+    if (last >= 0 && pool.references[static_cast<std::size_t>(last)] > 1) --taken;
+  }
+  return std::max<std::int64_t>(0, sequence.reserved_blocks - taken);
+}
+
+bool KvCache::can_add(std::int64_t reserved_length) const {
+  return blocks_for(reserved_length) <= available_blocks();
+}
+
+void KvCache::add(SequenceId id, std::int64_t reserved_length) {
+  if (contains(id)) {
+    throw InvalidArgument(expected_got("sequence", "a new id", std::to_string(id)));
+  }
+  const std::int64_t blocks = blocks_for(reserved_length);
+  if (blocks > available_blocks()) {
+    throw CapacityError(expected_got("kv cache", std::to_string(blocks) + " blocks available",
+                                     std::to_string(available_blocks())));
+  }
+  Sequence sequence;
+  sequence.reserved_blocks = blocks;
+  sequence.tables.resize(pools_.size());
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    sequence.tables[g].reserve(static_cast<std::size_t>(blocks));
+    pools_[g].set_aside += blocks;
+  }
+  sequences_.emplace(id, std::move(sequence));
+}
+
+void KvCache::fork(SequenceId parent, SequenceId child, std::int64_t reserved_length) {
+  if (contains(child)) {
+    throw InvalidArgument(expected_got("sequence", "a new id", std::to_string(child)));
+  }
+  const Sequence& source = find(parent);
+  Sequence copy = source;
+  copy.reserved_blocks = std::max(blocks_for(reserved_length), blocks_for(source.length));
+  // Blocks past the committed length hold nothing that could be shared.
+  for (auto& table : copy.tables) {
+    table.resize(static_cast<std::size_t>(
+        std::min<std::int64_t>(static_cast<std::int64_t>(table.size()), blocks_for(copy.length))));
+  }
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    // Both may have to copy the shared partial block: the first to write takes a block, the
+    // other is then alone with it. One extra block covers it; it is charged to the child.
+    const bool partial = source.length % layout_.block_size != 0;
+    const std::int64_t need =
+        copy.reserved_blocks - static_cast<std::int64_t>(copy.tables[g].size()) + (partial ? 1 : 0);
+    const std::int64_t available =
+        static_cast<std::int64_t>(pools_[g].free.size()) - pools_[g].set_aside;
+    // The parent's own partial block becomes shared, so it too is owed one until it is alone.
+    if (need + (partial ? 1 : 0) > available) {
+      throw CapacityError(expected_got("kv cache", std::to_string(need) + " blocks available",
+                                       std::to_string(available)));
+    }
+  }
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    const auto group = static_cast<std::int64_t>(g);
+    Sequence& original = find(parent);
+    const std::int64_t before = owed(original, group);
+    for (const std::int32_t block : copy.tables[g]) {
+      if (block >= 0) ++pools_[g].references[static_cast<std::size_t>(block)];
+    }
+    pools_[g].set_aside += owed(original, group) - before + owed(copy, group);
+  }
+  sequences_.emplace(child, std::move(copy));
+}
+
+void KvCache::remove(SequenceId id) {
+  Sequence& sequence = find(id);
+  truncate(id, 0);
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    pools_[g].set_aside -= owed(sequence, static_cast<std::int64_t>(g));
+  }
+  sequences_.erase(id);
+}
+
+std::int64_t KvCache::length(SequenceId id) const { return find(id).length; }
+
+std::span<const std::int32_t> KvCache::table(SequenceId id, std::int64_t group) const {
+  return find(id).tables[static_cast<std::size_t>(group)];
+}
+
+std::int32_t KvCache::slot(SequenceId id, std::int64_t group, std::int64_t position) const {
+  const auto& table = find(id).tables[static_cast<std::size_t>(group)];
+  const std::int32_t block = table[static_cast<std::size_t>(position / layout_.block_size)];
+  return static_cast<std::int32_t>(block * layout_.block_size + position % layout_.block_size);
+}
+
+std::int32_t KvCache::scratch_slot(std::int64_t group, std::int64_t index) const {
+  const KvGroup& spec = layout_.groups[static_cast<std::size_t>(group)];
+  return static_cast<std::int32_t>(spec.num_blocks * layout_.block_size + index);
+}
+
+std::int32_t KvCache::take(std::int64_t group) {
+  Pool& pool = pools_[static_cast<std::size_t>(group)];
+  const std::int32_t block = pool.free.back();
+  pool.free.pop_back();
+  pool.references[static_cast<std::size_t>(block)] = 1;
+  return block;
+}
+
+// Sequence `id` gives up entry `index` of its table. Whoever is left alone with a partial block
+// that it shared no longer owes itself a copy, so its promise shrinks.
+void KvCache::drop(SequenceId id, std::int64_t group, std::size_t index, std::int32_t block) {
+  if (block < 0) return;
+  const auto g = static_cast<std::size_t>(group);
+  Pool& pool = pools_[g];
+  std::int32_t& references = pool.references[static_cast<std::size_t>(block)];
+  if (references == 1) {
+    references = 0;
+    pool.free.push_back(block);
+    return;
+  }
+  Sequence* other = nullptr;
+  if (references == 2) {
+    for (auto& [other_id, candidate] : sequences_) {
+      const auto& table = candidate.tables[g];
+      if (other_id != id && index < table.size() && table[index] == block) other = &candidate;
+    }
+  }
+  const std::int64_t before = other != nullptr ? owed(*other, group) : 0;
+  --references;
+  if (other != nullptr) refresh_set_aside(*other, group, before);
+}
+
+void KvCache::refresh_set_aside(Sequence& sequence, std::int64_t group, std::int64_t owed_before) {
+  pools_[static_cast<std::size_t>(group)].set_aside += owed(sequence, group) - owed_before;
+}
+
+void KvCache::prepare(SequenceId id, std::int64_t new_length, std::vector<Move>& moves) {
+  Sequence& sequence = find(id);
+  if (new_length <= sequence.length) return;
+  const std::int64_t want = blocks_for(new_length);
+  const bool partial = sequence.length % layout_.block_size != 0;
+  const auto last = static_cast<std::size_t>(sequence.length / layout_.block_size);
+
+  const auto shared = [&](std::size_t g) {
+    const auto& table = sequence.tables[g];
+    return partial && table[last] >= 0 &&
+           pools_[g].references[static_cast<std::size_t>(table[last])] > 1;
+  };
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    const std::int64_t need =
+        std::max<std::int64_t>(0, want - static_cast<std::int64_t>(sequence.tables[g].size())) +
+        (shared(g) ? 1 : 0);
+    const std::int64_t room = static_cast<std::int64_t>(pools_[g].free.size()) -
+                              pools_[g].set_aside + owed(sequence, static_cast<std::int64_t>(g));
+    if (need > room) {
+      throw CapacityError(expected_got("kv cache", std::to_string(need) + " free blocks",
+                                       std::to_string(room)));
+    }
+  }
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    const auto group = static_cast<std::int64_t>(g);
+    auto& table = sequence.tables[g];
+    const std::int64_t before = owed(sequence, group);
+    if (shared(g)) {
+      const std::int32_t old = table[last];
+      const std::int32_t fresh = take(group);
+      moves.push_back({group, static_cast<std::int32_t>(old * layout_.block_size),
+                       static_cast<std::int32_t>(fresh * layout_.block_size),
+                       static_cast<std::int32_t>(sequence.length % layout_.block_size)});
+      table[last] = fresh;
+      drop(id, group, last, old);
+    }
+    while (static_cast<std::int64_t>(table.size()) < want) table.push_back(take(group));
+    refresh_set_aside(sequence, group, before);
+  }
+}
+
+void KvCache::advance(SequenceId id, std::int64_t new_length) {
+  Sequence& sequence = find(id);
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    if (new_length < sequence.length ||
+        blocks_for(new_length) > static_cast<std::int64_t>(sequence.tables[g].size())) {
+      throw InternalError(expected_got("advance", "a prepared length from " +
+                                                      std::to_string(sequence.length) + " on",
+                                       std::to_string(new_length)));
+    }
+  }
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    const auto group = static_cast<std::int64_t>(g);
+    const std::int64_t before = owed(sequence, group);
+    const std::int64_t window = layout_.groups[g].window;
+    if (window > 0) {
+      // The next query sits at new_length and sees (new_length - window, new_length].
+      const std::int64_t gone = std::max<std::int64_t>(0, new_length - window + 1);
+      auto& table = sequence.tables[g];
+      for (std::int64_t b = gone / layout_.block_size - 1; b >= 0; --b) {
+        auto& entry = table[static_cast<std::size_t>(b)];
+        if (entry < 0) break;
+        const std::int32_t block = entry;
+        entry = -1;
+        drop(id, group, static_cast<std::size_t>(b), block);
+      }
+    }
+    const std::int64_t old_length = sequence.length;
+    sequence.length = new_length;
+    refresh_set_aside(sequence, group, before);
+    sequence.length = old_length;
+  }
+  sequence.length = new_length;
+}
+
+void KvCache::commit(SequenceId id, std::span<const std::int32_t> path, std::vector<Move>& moves) {
+  if (path.empty()) return;
+  const std::int64_t start = find(id).length;
+  const std::int64_t end = start + static_cast<std::int64_t>(path.size());
+  prepare(id, end, moves);
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    const auto group = static_cast<std::int64_t>(g);
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      moves.push_back({group, scratch_slot(group, path[i]),
+                       slot(id, group, start + static_cast<std::int64_t>(i)), 1});
+    }
+  }
+  advance(id, end);
+}
+
+void KvCache::truncate(SequenceId id, std::int64_t new_length) {
+  Sequence& sequence = find(id);
+  if (new_length > sequence.length || new_length < 0) {
+    throw InvalidArgument(expected_got("truncate",
+                                       "a length in [0, " + std::to_string(sequence.length) + "]",
+                                       std::to_string(new_length)));
+  }
+  const std::int64_t keep = blocks_for(new_length);
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    if (layout_.groups[g].window > 0 && new_length > 0 && new_length < sequence.length) {
+      const auto& table = sequence.tables[g];
+      const std::int64_t first = std::max<std::int64_t>(
+          0, new_length - layout_.groups[g].window + 1) / layout_.block_size;
+      if (table[static_cast<std::size_t>(first)] < 0) {
+        throw InvalidArgument(expected_got(
+            "truncate", "a length whose window is still held", std::to_string(new_length)));
+      }
+    }
+  }
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    const auto group = static_cast<std::int64_t>(g);
+    auto& table = sequence.tables[g];
+    const std::int64_t before = owed(sequence, group);
+    while (static_cast<std::int64_t>(table.size()) > keep) {
+      const std::int32_t block = table.back();
+      table.pop_back();
+      drop(id, group, table.size(), block);
+    }
+    const std::int64_t old_length = sequence.length;
+    sequence.length = new_length;
+    refresh_set_aside(sequence, group, before);
+    sequence.length = old_length;
+  }
+  sequence.length = new_length;
+}
+
+std::int64_t KvCache::available_blocks() const {
+  std::int64_t fewest = INT64_MAX;
+  for (const Pool& pool : pools_) {
+    fewest = std::min(fewest, static_cast<std::int64_t>(pool.free.size()) - pool.set_aside);
+  }
+  return std::max<std::int64_t>(0, fewest);
+}
+
+std::int64_t KvCache::used_blocks(std::int64_t group) const {
+  const Pool& pool = pools_[static_cast<std::size_t>(group)];
+  return static_cast<std::int64_t>(pool.references.size() - pool.free.size());
+}
+
+void KvCache::check_invariants() const {
+  const auto fail = [](const std::string& what) {
+    throw InternalError("[kv cache] broken invariant: " + what);
+  };
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    const Pool& pool = pools_[g];
+    std::vector<std::int32_t> seen(pool.references.size(), 0);
+    std::int64_t set_aside = 0;
+    for (const auto& [id, sequence] : sequences_) {
+      const auto& table = sequence.tables[g];
+      set_aside += owed(sequence, static_cast<std::int64_t>(g));
+      if (blocks_for(sequence.length) > static_cast<std::int64_t>(table.size())) {
+        fail("sequence " + std::to_string(id) + " is longer than its table");
+      }
+      for (const std::int32_t block : table) {
+        if (block < -1 || block >= static_cast<std::int32_t>(seen.size())) {
+          fail("a table of sequence " + std::to_string(id) + " names block " +
+               std::to_string(block));
+        }
+        if (block == -1 && layout_.groups[g].window == 0) fail("a hole without a window");
+        if (block >= 0) ++seen[static_cast<std::size_t>(block)];
+      }
+    }
+    std::vector<bool> is_free(pool.references.size(), false);
+    for (const std::int32_t block : pool.free) {
+      if (is_free[static_cast<std::size_t>(block)]) fail("a block is free twice");
+      is_free[static_cast<std::size_t>(block)] = true;
+    }
+    for (std::size_t b = 0; b < seen.size(); ++b) {
+      if (seen[b] != pool.references[b]) {
+        fail("block " + std::to_string(b) + " is in " + std::to_string(seen[b]) +
+             " tables and counts " + std::to_string(pool.references[b]));
+      }
+      if (is_free[b] != (seen[b] == 0)) fail("block " + std::to_string(b) + " is lost");
+    }
+    if (set_aside != pool.set_aside) {
+      fail("set aside " + std::to_string(pool.set_aside) + ", owed " + std::to_string(set_aside));
+    }
+    if (pool.set_aside > static_cast<std::int64_t>(pool.free.size())) {
+      fail("more promised than free");
+    }
+  }
+}
+
+}  // namespace specrt

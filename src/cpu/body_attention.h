@@ -1,0 +1,242 @@
+#pragma once
+
+// Softmax attention over paged keys and values: online by chunks of absolute position, so that a
+// row's result depends on positions and values alone, wherever they are stored. Include after
+// body_math.h.
+
+#include "cpu/kernels.h"
+
+namespace specrt::cpu {
+namespace {
+
+constexpr int kChunk = static_cast<int>(kAttentionChunk);
+constexpr int kHeadsAtOnce = 8;
+constexpr int kMaxGroup = 64;
+static_assert(kChunk % kWidth == 0);
+
+SPECRT_INLINE F load_lanes(const std::uint16_t* p, std::int64_t lanes) {
+  return lanes == kWidth ? load_bf16(p) : load_bf16_part(p, lanes);
+}
+
+/// Where one chunk's positions start in the cache, in elements.
+struct Places {
+  int count = 0;
+  std::int64_t at[kChunk];
+};
+
+SPECRT_INLINE void find_places(const AttentionArgs& args, const AttentionRow& row,
+                               std::int64_t kv_head, std::int64_t begin, Places& places) {
+  const std::int64_t total = row.table_positions + row.path_length;
+  const std::int64_t left = total - begin;
+  places.count = static_cast<int>(left < 0 ? 0 : left < kChunk ? left : kChunk);
+  const std::int64_t stride = args.kv_heads * args.head_dim;
+  const std::int64_t base = kv_head * args.head_dim;
+  int i = 0;
+  if (begin < row.table_positions) {
+    std::int64_t block = begin / args.block_size;
+    std::int64_t inside = begin % args.block_size;
+    for (; i < places.count && begin + i < row.table_positions; ++i) {
+      places.at[i] = (row.table[block] * args.block_size + inside) * stride + base;
+      if (++inside == args.block_size) {
+        inside = 0;
+        ++block;
+      }
+    }
+  }
+  for (; i < places.count; ++i) {
+    places.at[i] = row.path[begin + i - row.table_positions] * stride + base;
+  }
+}
+
+SPECRT_INLINE void prefetch_row(const void* row, std::int64_t bytes) {
+  for (std::int64_t i = 0; i < bytes; i += 64) {
+    __builtin_prefetch(static_cast<const char*>(row) + i);
+  }
+}
+
+/// scores[g][j] = scale * (q[g] . k[j]); -inf beyond the chunk's positions.
+template <typename T, int G>
+SPECRT_INLINE void score(const AttentionArgs& args, const float* q, const Places& here,
+                         const Places& following, float (&scores)[G][kChunk]) {
+  const T* keys = static_cast<const T*>(args.k);
+  const T* values = static_cast<const T*>(args.v);
+  const std::int64_t head_dim = args.head_dim;
+  const std::int64_t row_bytes = head_dim * static_cast<std::int64_t>(sizeof(T));
+  alignas(64) float parts[G][kWidth * kWidth];
+  for (int first = 0; first < kChunk; first += kWidth) {
+    for (int j = 0; j < kWidth; ++j) {
+      F sums[G];
+#pragma GCC unroll 8
+      for (int g = 0; g < G; ++g) sums[g] = zero();
+      if (first + j < here.count) {
+        prefetch_row(values + here.at[first + j], row_bytes);
+        if (first + j < following.count) prefetch_row(keys + following.at[first + j], row_bytes);
+        const T* key = keys + here.at[first + j];
+        std::int64_t d = 0;
+        for (; d + kWidth <= head_dim; d += kWidth) {
+          const F k = load_lanes(key + d, kWidth);
+#pragma GCC unroll 8
+          for (int g = 0; g < G; ++g) sums[g] = fma(k, load(q + g * head_dim + d), sums[g]);
+        }
+        if (d < head_dim) {
+          const F k = load_lanes(key + d, head_dim - d);
+          for (int g = 0; g < G; ++g) {
+            sums[g] = fma(k, load_part(q + g * head_dim + d, head_dim - d), sums[g]);
+          }
+        }
+      }
+#pragma GCC unroll 8
+      for (int g = 0; g < G; ++g) store(parts[g] + j * kWidth, sums[g]);
+    }
+    for (int g = 0; g < G; ++g) {
+      store(scores[g] + first, mul(reduce_rows(parts[g]), set1(args.scale)));
+    }
+  }
+  for (int g = 0; g < G; ++g) {
+    for (int j = here.count; j < kChunk; ++j) scores[g][j] = -__builtin_inff();
+  }
+}
+
+/// Running state of one head's softmax.
+struct Softmax {
+  float top;
+  float sum;
+};
+
+/// Scores become weights against the new maximum; returns what earlier results are scaled by.
+SPECRT_INLINE float advance(Softmax& state, float* scores) {
+  F top = load(scores);
+  for (int j = kWidth; j < kChunk; j += kWidth) top = max(load(scores + j), top);
+  const float chunk_top = reduce_max(top);
+  const float new_top = chunk_top > state.top ? chunk_top : state.top;
+  F sums = zero();
+  for (int j = 0; j < kChunk; j += kWidth) {
+    const F weight = exponential(sub(load(scores + j), set1(new_top)));
+    store(scores + j, weight);
+    sums = add(sums, weight);
+  }
+  alignas(64) float rescale[kWidth];
+  store(rescale, exponential(set1(state.top - new_top)));
+  state.top = new_top;
+  state.sum = state.sum * rescale[0] + reduce_add(sums);
+  return rescale[0];
+}
+
+/// out[g][d...] = out * rescale + sum over the chunk of weight * v, for V vectors from d on.
+template <typename T, int G, int V>
+SPECRT_INLINE void weigh(const AttentionArgs& args, const Places& here,
+                         const float (&weights)[G][kChunk], const float (&rescale)[G],
+                         std::int64_t d, std::int64_t lanes, float* out) {
+  const T* values = static_cast<const T*>(args.v) + d;
+  F sums[G][V];
+#pragma GCC unroll 8
+  for (int g = 0; g < G; ++g) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      const F before = load_lanes(out + g * args.head_dim + d + v * kWidth, lanes);
+      sums[g][v] = mul(before, set1(rescale[g]));
+    }
+  }
+  for (int j = 0; j < here.count; ++j) {
+    F value[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) value[v] = load_lanes(values + here.at[j] + v * kWidth, lanes);
+#pragma GCC unroll 8
+    for (int g = 0; g < G; ++g) {
+      const F weight = set1(weights[g][j]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) sums[g][v] = fma(weight, value[v], sums[g][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int g = 0; g < G; ++g) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      store_lanes(out + g * args.head_dim + d + v * kWidth, sums[g][v], lanes);
+    }
+  }
+}
+
+/// One chunk for G heads that share a key/value head.
+template <typename T, int G>
+void attend_chunk(const AttentionArgs& args, const float* q, const Places& here,
+                  const Places& following, Softmax* states, float* out) {
+  alignas(64) float scores[G][kChunk];
+  float rescale[G];
+  score<T, G>(args, q, here, following, scores);
+  for (int g = 0; g < G; ++g) rescale[g] = advance(states[g], scores[g]);
+  constexpr int kVectors = G <= 3 ? 4 : 2;
+  std::int64_t d = 0;
+  for (; d + kVectors * kWidth <= args.head_dim; d += kVectors * kWidth) {
+    weigh<T, G, kVectors>(args, here, scores, rescale, d, kWidth, out);
+  }
+  for (; d + kWidth <= args.head_dim; d += kWidth) {
+    weigh<T, G, 1>(args, here, scores, rescale, d, kWidth, out);
+  }
+  if (d < args.head_dim) {
+    weigh<T, G, 1>(args, here, scores, rescale, d, args.head_dim - d, out);
+  }
+}
+
+template <typename T>
+SPECRT_INLINE void attend_heads(int heads, const AttentionArgs& args, const float* q,
+                                const Places& here, const Places& following, Softmax* states,
+                                float* out) {
+  using Function = void (*)(const AttentionArgs&, const float*, const Places&, const Places&,
+                            Softmax*, float*);
+  static constexpr Function kByHeads[kHeadsAtOnce + 1] = {
+      nullptr,           attend_chunk<T, 1>, attend_chunk<T, 2>, attend_chunk<T, 3>,
+      attend_chunk<T, 4>, attend_chunk<T, 5>, attend_chunk<T, 6>, attend_chunk<T, 7>,
+      attend_chunk<T, 8>};
+  kByHeads[heads](args, q, here, following, states, out);
+}
+
+template <typename T>
+void attend(const AttentionArgs& args, const AttentionRow& row, std::int64_t kv_head) {
+  const int group = static_cast<int>(args.q_heads / args.kv_heads);
+  const std::int64_t width = group * args.head_dim;
+  const float* q = row.q + kv_head * width;
+  float* out = row.out + kv_head * width;
+  const std::int64_t total = row.table_positions + row.path_length;
+
+  for (std::int64_t i = 0; i < width; ++i) out[i] = 0.0f;
+  if (total <= 0) return;
+  Softmax states[kMaxGroup];
+  for (int g = 0; g < group; ++g) states[g] = {-__builtin_inff(), 0.0f};
+  Places places[2];
+  find_places(args, row, kv_head, 0, places[0]);
+  int now = 0;
+  for (std::int64_t begin = 0; begin < total; begin += kChunk, now = 1 - now) {
+    find_places(args, row, kv_head, begin + kChunk, places[1 - now]);
+    for (int g = 0; g < group; g += kHeadsAtOnce) {
+      const int heads = group - g < kHeadsAtOnce ? group - g : kHeadsAtOnce;
+      attend_heads<T>(heads, args, q + g * args.head_dim, places[now], places[1 - now],
+                      states + g, out + g * args.head_dim);
+    }
+  }
+  for (int g = 0; g < group; ++g) {
+    const F scale = set1(1.0f / states[g].sum);
+    float* head = out + g * args.head_dim;
+    for (std::int64_t d = 0; d < args.head_dim; d += kWidth) {
+      const std::int64_t lanes = args.head_dim - d < kWidth ? args.head_dim - d : kWidth;
+      F value = mul(load_lanes(head + d, lanes), scale);
+      if (args.round_output) value = round_bf16(value);
+      store_lanes(head + d, value, lanes);
+    }
+  }
+}
+
+void attention(const AttentionArgs& args, std::int64_t task_begin, std::int64_t task_end) {
+  for (std::int64_t task = task_begin; task < task_end; ++task) {
+    const AttentionRow& row = args.rows[task / args.kv_heads];
+    const std::int64_t kv_head = task % args.kv_heads;
+    if (args.kv_dtype == DType::f32) {
+      attend<float>(args, row, kv_head);
+    } else {
+      attend<std::uint16_t>(args, row, kv_head);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace specrt::cpu

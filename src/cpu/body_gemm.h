@@ -1,0 +1,289 @@
+#pragma once
+
+// y (+)= x W^T + bias over packed panels. One accumulator per output runs over k in order, so how
+// many rows, panels or k a tile covers changes no bit. Include after a vec_*.h.
+
+#include "cpu/kernels.h"
+
+namespace specrt::cpu {
+namespace {
+
+// Several tiles share a block of weights this many bytes long while it is in the nearest cache.
+constexpr std::int64_t kWeightBlock = 16 * 1024;
+// Rows whose partial sums are held at once; weights stream from memory once per so many rows.
+constexpr std::int64_t kRowsHeld = 96;
+// How far ahead of use a single pass over the weights asks for them.
+#ifndef AHEAD
+#define AHEAD 4096
+#endif
+constexpr std::int64_t kAhead = AHEAD;
+// One step of a panel, a k of floats or a pair of k of bf16, is as long for both formats.
+constexpr std::int64_t kStepBytes = kPanel * 4;
+
+#ifndef HINT
+#define HINT 3
+#endif
+SPECRT_INLINE void prefetch(const char* p) { __builtin_prefetch(p, 0, HINT); }
+
+struct FloatWeight {
+  static constexpr std::int64_t kPerStep = 1;
+};
+struct PairWeight {
+  static constexpr std::int64_t kPerStep = 2;
+};
+
+/// Part of a product: `steps` steps of a weight and the matching columns of some rows of x.
+struct Tile {
+  const char* x;
+  std::int64_t x_stride;  ///< bytes
+  const char* w;
+  std::int64_t w_stride;  ///< bytes between panels
+  std::int64_t steps;
+  bool half;              ///< the last step has one k, not two
+  bool first;             ///< sums start at zero
+  float* sums;            ///< [panels][sums_rows][kPanel]
+  std::int64_t sums_rows;
+  const char* next;       ///< where prefetching starts
+  std::int64_t next_step; ///< bytes per step, at most kStepBytes
+};
+
+/// sums[p][r] += w[p] * x[r] for one k: its weights are w[p * V + v].
+template <int R, int PV>
+SPECRT_INLINE void multiply_add(F (&sums)[R][PV], const F (&w)[PV], const char* x,
+                                std::int64_t x_stride) {
+  // Rows in fours, so that few addresses are live.
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    const char* four = x + (r / 4) * 4 * x_stride;
+    const F value = set1(*reinterpret_cast<const float*>(four + (r % 4) * x_stride));
+#pragma GCC unroll 16
+    for (int i = 0; i < PV; ++i) sums[r][i] = fma(value, w[i], sums[r][i]);
+  }
+}
+
+template <typename Weight, int R, int P, int V>
+SPECRT_INLINE void run_tile(const Tile& t, int column) {
+  F sums[R][P * V];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+    for (int i = 0; i < P * V; ++i) {
+      const float* from = t.sums + (i / V * t.sums_rows + r) * kPanel + (column + i % V) * kWidth;
+      sums[r][i] = t.first ? zero() : load(from);
+    }
+  }
+
+  const char* x = t.x;
+  const char* w = t.w + column * kWidth * 4;
+  const std::int64_t x_stride = t.x_stride;
+  const std::int64_t w_stride = t.w_stride;
+  const char* next = t.next;
+  const std::int64_t next_step = t.next_step;
+  const std::int64_t whole = t.steps - (t.half ? 1 : 0);
+  for (std::int64_t step = 0; step < whole; ++step) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      prefetch(next + p * w_stride);
+      prefetch(next + p * w_stride + kStepBytes / 2);
+    }
+    next += next_step;
+    if constexpr (Weight::kPerStep == 1) {
+      F k0[P * V];
+#pragma GCC unroll 16
+      for (int i = 0; i < P * V; ++i) {
+        k0[i] = load(reinterpret_cast<const float*>(w + i / V * w_stride + i % V * kWidth * 4));
+      }
+      multiply_add<R, P * V>(sums, k0, x, x_stride);
+    } else {
+      I pairs[P * V];
+      F k[P * V];
+#pragma GCC unroll 16
+      for (int i = 0; i < P * V; ++i) {
+        pairs[i] = load_pairs(w + i / V * w_stride + i % V * kWidth * 4);
+        k[i] = pair_first(pairs[i]);
+      }
+      multiply_add<R, P * V>(sums, k, x, x_stride);
+#pragma GCC unroll 16
+      for (int i = 0; i < P * V; ++i) k[i] = pair_second(pairs[i]);
+      multiply_add<R, P * V>(sums, k, x + 4, x_stride);
+    }
+    w += kStepBytes;
+    x += Weight::kPerStep * 4;
+  }
+  if (t.half) {
+    F k[P * V];
+#pragma GCC unroll 16
+    for (int i = 0; i < P * V; ++i) {
+      k[i] = pair_first(load_pairs(w + i / V * w_stride + i % V * kWidth * 4));
+    }
+    multiply_add<R, P * V>(sums, k, x, x_stride);
+  }
+
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+    for (int i = 0; i < P * V; ++i) {
+      store(t.sums + (i / V * t.sums_rows + r) * kPanel + (column + i % V) * kWidth, sums[r][i]);
+    }
+  }
+}
+
+template <typename Weight, int R, int P>
+void tile(const Tile& t) {
+  constexpr int vectors = tile_vectors(R);
+  constexpr int columns = static_cast<int>(kPanel) / kWidth;
+  if constexpr (vectors == columns) {
+    run_tile<Weight, R, P, vectors>(t, 0);
+  } else {
+    static_assert(P == 1);
+    Tile part = t;
+    part.next_step = t.next_step * vectors / columns;
+    for (int column = 0; column < columns; column += vectors) {
+      run_tile<Weight, R, 1, vectors>(part, column);
+      part.next += t.steps * part.next_step;
+    }
+  }
+}
+
+template <typename Weight>
+struct TileOf {
+  using Function = void (*)(const Tile&);
+  template <int R>
+  static constexpr Function one() {
+    if constexpr (R <= kTileRows) return tile<Weight, R, 1>;
+    return nullptr;
+  }
+  template <int R>
+  static constexpr Function many() {
+    if constexpr (R <= kTileRows) return tile<Weight, R, tile_panels(R)>;
+    return nullptr;
+  }
+  static constexpr Function kOne[13] = {
+      nullptr,  one<1>(), one<2>(), one<3>(),  one<4>(),  one<5>(), one<6>(),
+      one<7>(), one<8>(), one<9>(), one<10>(), one<11>(), one<12>()};
+  static constexpr Function kMany[13] = {
+      nullptr,   many<1>(), many<2>(), many<3>(),  many<4>(),  many<5>(), many<6>(),
+      many<7>(), many<8>(), many<9>(), many<10>(), many<11>(), many<12>()};
+};
+
+/// Finished sums of one panel to y, with bias.
+SPECRT_INLINE void write_panel(const GemmArgs& args, std::int64_t row, std::int64_t rows,
+                               std::int64_t panel, const float* sums) {
+  const std::int64_t first = panel * kPanel;
+  const std::int64_t count = args.n - first < kPanel ? args.n - first : kPanel;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* y = args.y + (row + r) * args.y_stride + first;
+    const float* from = sums + r * kPanel;
+    for (std::int64_t i = 0; i < count; i += kWidth) {
+      const std::int64_t lanes = count - i < kWidth ? count - i : kWidth;
+      const bool full = lanes == kWidth;
+      F value = load(from + i);
+      if (args.bias != nullptr) {
+        const float* bias = args.bias + first + i;
+        value = add(value, full ? load(bias) : load_part(bias, lanes));
+      }
+      if (args.accumulate) value = add(full ? load(y + i) : load_part(y + i, lanes), value);
+      if (full) {
+        store(y + i, value);
+      } else {
+        store_part(y + i, value, lanes);
+      }
+    }
+  }
+}
+
+/// Few rows: one tile holds them all, and runs along whole panels.
+template <typename Weight>
+SPECRT_INLINE void gemm_few_rows(const GemmArgs& args, Tile t, std::int64_t panel_begin,
+                                 std::int64_t panel_end) {
+  const std::int64_t steps = t.steps;
+  const bool half = t.half;
+  const std::int64_t ahead = kAhead / kStepBytes < steps ? kAhead / kStepBytes : steps;
+  const char* weight = static_cast<const char*>(args.weight);
+  const char* x = t.x;
+  t.sums_rows = args.rows;
+  t.next_step = kStepBytes;
+  for (std::int64_t panel = panel_begin; panel < panel_end;) {
+    std::int64_t side = tile_panels(static_cast<int>(args.rows));
+    if (panel + side > panel_end) side = 1;
+    const auto run = side == 1 ? TileOf<Weight>::kOne[args.rows] : TileOf<Weight>::kMany[args.rows];
+    // The last steps ask for the start of the panels that come next.
+    t.w = weight + panel * t.w_stride;
+    t.x = x;
+    t.steps = steps - ahead;
+    t.half = false;
+    t.first = true;
+    t.next = t.w + ahead * kStepBytes;
+    run(t);
+    t.w += t.steps * kStepBytes;
+    t.x += t.steps * Weight::kPerStep * 4;
+    t.steps = ahead;
+    t.half = half;
+    t.first = false;
+    t.next = weight + (panel + side) * t.w_stride;
+    run(t);
+    for (std::int64_t p = 0; p < side; ++p) {
+      write_panel(args, 0, args.rows, panel + p, t.sums + p * args.rows * kPanel);
+    }
+    panel += side;
+  }
+}
+
+/// Many rows: blocks of weights outside, tiles of rows inside; each tile asks for its share of the
+/// block that follows.
+template <typename Weight>
+SPECRT_INLINE void gemm_many_rows(const GemmArgs& args, Tile t, std::int64_t row,
+                                  std::int64_t rows, std::int64_t panel_begin,
+                                  std::int64_t panel_end) {
+  constexpr std::int64_t block_steps = kWeightBlock / kStepBytes;
+  const std::int64_t steps = t.steps;
+  const bool half = t.half;
+  const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  const char* weight = static_cast<const char*>(args.weight);
+  float* sums = t.sums;
+  t.sums_rows = rows;
+  t.next_step = kStepBytes / tiles;
+  for (std::int64_t panel = panel_begin; panel < panel_end; ++panel) {
+    for (std::int64_t step = 0; step < steps; step += block_steps) {
+      t.w = weight + panel * t.w_stride + step * kStepBytes;
+      t.steps = steps - step < block_steps ? steps - step : block_steps;
+      t.half = half && step + t.steps == steps;
+      t.first = step == 0;
+      t.next = t.w + t.steps * kStepBytes;
+      for (std::int64_t i = 0, r = 0; i < tiles; ++i) {
+        const std::int64_t end = rows * (i + 1) / tiles;
+        t.x = reinterpret_cast<const char*>(args.x + (row + r) * args.x_stride +
+                                            step * Weight::kPerStep);
+        t.sums = sums + r * kPanel;
+        TileOf<Weight>::kOne[end - r](t);
+        t.next += t.steps * t.next_step;
+        r = end;
+      }
+    }
+    write_panel(args, row, rows, panel, sums);
+  }
+}
+
+template <typename Weight>
+void gemm(const GemmArgs& args, std::int64_t panel_begin, std::int64_t panel_end) {
+  alignas(64) float sums[kRowsHeld * kPanel];
+  Tile t = {};
+  t.x = reinterpret_cast<const char*>(args.x);
+  t.x_stride = args.x_stride * 4;
+  t.steps = (args.k + Weight::kPerStep - 1) / Weight::kPerStep;
+  t.half = args.k % Weight::kPerStep != 0;
+  t.w_stride = t.steps * kStepBytes;
+  t.sums = sums;
+  if (args.rows <= 0) return;
+  if (args.rows <= kTileRows && tile_vectors(static_cast<int>(args.rows)) * kWidth == kPanel) {
+    gemm_few_rows<Weight>(args, t, panel_begin, panel_end);
+    return;
+  }
+  for (std::int64_t row = 0; row < args.rows; row += kRowsHeld) {
+    const std::int64_t rows = args.rows - row < kRowsHeld ? args.rows - row : kRowsHeld;
+    gemm_many_rows<Weight>(args, t, row, rows, panel_begin, panel_end);
+  }
+}
+
+}  // namespace
+}  // namespace specrt::cpu

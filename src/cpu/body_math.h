@@ -1,0 +1,122 @@
+#pragma once
+
+// Elementwise kernels, the norm, and the exponential that everything shares. Include after a
+// vec_*.h.
+
+#include "cpu/kernels.h"
+
+namespace specrt::cpu {
+namespace {
+
+/// e^x to about 1 ulp; exactly 0 below the smallest normal, +inf above the largest float.
+SPECRT_INLINE F exponential(F x) {
+  const F lowest = set1(-87.33654f);
+  const F magic = set1(0x1.8p23f);  // adding it rounds to a whole number
+  const F clamped = min(set1(89.0f), max(lowest, x));
+  const F n = sub(fma(clamped, set1(1.44269504f), magic), magic);
+  // ln 2 in two parts, the first short enough for n times it to be exact.
+  F r = fnma(n, set1(0.693359375f), clamped);
+  r = fnma(n, set1(-2.12194440e-4f), r);
+  F y = set1(1.9875691500e-4f);
+  y = fma(y, r, set1(1.3981999507e-3f));
+  y = fma(y, r, set1(8.3334519073e-3f));
+  y = fma(y, r, set1(4.1665795894e-2f));
+  y = fma(y, r, set1(1.6666665459e-1f));
+  y = fma(y, r, set1(5.0000001201e-1f));
+  y = add(fma(y, mul(r, r), r), set1(1.0f));
+  return zero_below(x, lowest, scale_by_power(y, n));
+}
+
+/// Calls body(i, lanes) over [0, n) in steps of a vector, lanes == kWidth but for the tail.
+template <typename Body>
+SPECRT_INLINE void for_vectors(std::int64_t n, const Body& body) {
+  std::int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) body(i, static_cast<std::int64_t>(kWidth));
+  if (i < n) body(i, n - i);
+}
+
+SPECRT_INLINE F load_lanes(const float* p, std::int64_t lanes) {
+  return lanes == kWidth ? load(p) : load_part(p, lanes);
+}
+SPECRT_INLINE void store_lanes(float* p, F x, std::int64_t lanes) {
+  if (lanes == kWidth) {
+    store(p, x);
+  } else {
+    store_part(p, x, lanes);
+  }
+}
+
+void rms_norm(const float* x, std::int64_t x_stride, const float* weight, float eps,
+              std::int64_t rows, std::int64_t width, bool round, float* out,
+              std::int64_t out_stride) {
+  for (std::int64_t r = 0; r < rows; ++r, x += x_stride, out += out_stride) {
+    F sums[4] = {zero(), zero(), zero(), zero()};
+    std::int64_t i = 0;
+    for (; i + 4 * kWidth <= width; i += 4 * kWidth) {
+      for (int j = 0; j < 4; ++j) {
+        const F value = load(x + i + j * kWidth);
+        sums[j] = fma(value, value, sums[j]);
+      }
+    }
+    for (; i < width; i += kWidth) {
+      const F value = load_lanes(x + i, width - i < kWidth ? width - i : kWidth);
+      sums[0] = fma(value, value, sums[0]);
+    }
+    const float sum = reduce_add(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
+    const float mean = sum / static_cast<float>(width);
+    const F scale = set1(1.0f / __builtin_sqrtf(mean + eps));
+    for_vectors(width, [&](std::int64_t j, std::int64_t lanes) __attribute__((always_inline)) {
+      F value = mul(mul(load_lanes(x + j, lanes), scale), load_lanes(weight + j, lanes));
+      if (round) value = round_bf16(value);
+      store_lanes(out + j, value, lanes);
+    });
+  }
+}
+
+void rope(float* x, std::int64_t heads, std::int64_t head_dim, const float* cos,
+          const float* sin) {
+  const std::int64_t half = head_dim / 2;
+  for (std::int64_t h = 0; h < heads; ++h, x += head_dim) {
+    for_vectors(half, [&](std::int64_t i, std::int64_t lanes) __attribute__((always_inline)) {
+      const F a = load_lanes(x + i, lanes), b = load_lanes(x + half + i, lanes);
+      const F c = load_lanes(cos + i, lanes), s = load_lanes(sin + i, lanes);
+      store_lanes(x + i, fnma(b, s, mul(a, c)), lanes);
+      store_lanes(x + half + i, fma(a, s, mul(b, c)), lanes);
+    });
+  }
+}
+
+void silu_mul(const float* gate, const float* up, std::int64_t n, bool round, float* out) {
+  for_vectors(n, [&](std::int64_t i, std::int64_t lanes) __attribute__((always_inline)) {
+    const F g = load_lanes(gate + i, lanes);
+    const F one = set1(1.0f);
+    F value = mul(div(g, add(one, exponential(sub(zero(), g)))), load_lanes(up + i, lanes));
+    if (round) value = round_bf16(value);
+    store_lanes(out + i, value, lanes);
+  });
+}
+
+void store_as(const float* x, std::int64_t n, DType dtype, void* out) {
+  if (dtype == DType::f32) {
+    __builtin_memcpy(out, x, static_cast<std::size_t>(n) * 4);
+    return;
+  }
+  std::uint16_t* to = static_cast<std::uint16_t*>(out);
+  std::int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store_bf16(to + i, load(x + i));
+  if (i < n) store_bf16_part(to + i, load_part(x + i, n - i), n - i);
+}
+
+void load_as(const void* x, std::int64_t n, DType dtype, float* out) {
+  if (dtype == DType::f32) {
+    __builtin_memcpy(out, x, static_cast<std::size_t>(n) * 4);
+    return;
+  }
+  const std::uint16_t* from = static_cast<const std::uint16_t*>(x);
+  std::int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(out + i, load_bf16(from + i));
+  if (i < n) store_part(out + i, load_bf16_part(from + i, n - i), n - i);
+}
+
+}  // namespace
+}  // namespace specrt::cpu

@@ -1,0 +1,54 @@
+#include "cpu/dispatch.h"
+
+#include <algorithm>
+
+#include "specrt/error.h"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace specrt::cpu {
+
+const Kernels& kernels_of(CpuIsa isa) {
+  const auto available = available_cpu_isas();
+  if (std::find(available.begin(), available.end(), isa) == available.end()) {
+    throw UnsupportedError(
+        expected_got("cpu_isa", "a level that this build and machine have", name_of(isa)));
+  }
+  switch (isa) {
+    case CpuIsa::avx512: return *avx512_kernels();
+    case CpuIsa::avx2: return *avx2_kernels();
+    case CpuIsa::scalar: break;
+  }
+  return scalar_kernels();
+}
+
+#if defined(__x86_64__)
+
+namespace {
+// Everything masked, round to nearest, denormals kept.
+constexpr unsigned kDefaultMxcsr = 0x1F80;
+}  // namespace
+
+FpMode::FpMode() : saved_(_mm_getcsr()) { _mm_setcsr(kDefaultMxcsr); }
+FpMode::~FpMode() { _mm_setcsr(saved_); }
+
+#elif defined(__aarch64__)
+
+FpMode::FpMode() {
+  unsigned long mode;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+  saved_ = static_cast<unsigned>(mode);
+  __asm__ volatile("msr fpcr, %0" : : "r"(0ul));
+}
+FpMode::~FpMode() { __asm__ volatile("msr fpcr, %0" : : "r"(static_cast<unsigned long>(saved_))); }
+
+#else
+
+FpMode::FpMode() = default;
+FpMode::~FpMode() = default;
+
+#endif
+
+}  // namespace specrt::cpu

@@ -1,0 +1,136 @@
+#pragma once
+
+// The kernel table: every arithmetic operation of the forward pass and of choosing a token, one
+// pointer each, filled once per instruction-set level. Rules every body obeys (same bytes):
+//   - An output element is the same sequence of floating-point operations whatever the number of
+//     rows, whichever rows share the call, and however [begin, end) splits the work.
+//   - Outputs are set, never added to, unless the name says so.
+//   - Ties go to the lower token id.
+// Bodies allocate nothing. Callers set the floating-point mode (FpMode) on each thread first.
+
+#include <cstdint>
+
+#include "specrt/types.h"
+
+namespace specrt::cpu {
+
+/// Outputs of a packed weight are grouped in panels of this many.
+inline constexpr std::int64_t kPanel = 32;
+/// Attention reduces over chunks of this many absolute positions, whatever the block size.
+inline constexpr std::int64_t kAttentionChunk = 32;
+/// Vocabulary-wide sums use chunks of this many entries, combined in order.
+inline constexpr std::int64_t kVocabChunk = 4096;
+
+// Packed weights, the same bytes for every ISA level (a saved model maps anywhere):
+//   f32   [panels][K][32]         element (n, k) at ((n/32 * K + k) * 32 + n%32)
+//   bf16  [panels][ceil(K/2)][32][2]  pairs of k beside each other, as AMX and vdpbf16ps read
+//         them: element (n, k) at (((n/32 * ceil(K/2) + k/2) * 32 + n%32) * 2 + k%2)
+// N is padded to whole panels and odd K to even with zeros.
+
+struct GemmArgs {
+  const float* x = nullptr;     ///< [rows, x_stride]; values already bf16 where the weight is
+  std::int64_t rows = 0;
+  std::int64_t x_stride = 0;
+  const void* weight = nullptr; ///< packed
+  std::int64_t n = 0;           ///< real outputs, not padded
+  std::int64_t k = 0;
+  const float* bias = nullptr;  ///< [n] or null
+  float* y = nullptr;           ///< [rows, y_stride]
+  std::int64_t y_stride = 0;
+  bool accumulate = false;      ///< y += x W^T (the residual stream) instead of y = x W^T
+};
+
+/// One query token. Positions [0, table_positions) are found through the block table, the
+/// following path_length ones (a draft node's ancestors, then itself) through slots. The token
+/// itself is the last of them.
+struct AttentionRow {
+  const float* q = nullptr;             ///< [q_heads, head_dim], rotated
+  float* out = nullptr;                 ///< [q_heads, head_dim]
+  const std::int32_t* table = nullptr;
+  std::int64_t table_positions = 0;
+  const std::int32_t* path = nullptr;
+  std::int64_t path_length = 0;
+};
+
+struct AttentionArgs {
+  const void* k = nullptr;  ///< [slots, kv_heads, head_dim] of kv_dtype
+  const void* v = nullptr;
+  DType kv_dtype = DType::f32;
+  std::int64_t block_size = 0;  ///< slot of position p: table[p / block_size] * block_size + p % block_size
+  std::int64_t q_heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;
+  float scale = 0.0f;
+  bool round_output = false;    ///< out rounded to bf16 values
+  const AttentionRow* rows = nullptr;
+};
+
+/// The random stream of one choice; see core/philox.h for how it maps to Philox.
+struct NoiseKey {
+  std::uint64_t seed = 0;
+  std::uint32_t sample_index = 0;
+  std::uint32_t position = 0;
+  std::uint32_t purpose = 0;
+};
+
+struct ArgMax {
+  std::int64_t index = 0;
+  float value = 0.0f;
+  bool finite = true;  ///< false where any entry is NaN or +inf, or all are -inf
+};
+
+struct Race {
+  std::int64_t token = -1;  ///< -1 where no weight is positive
+  double key = 0.0;         ///< -log1p(-u) / weight of the winner: the smallest
+};
+
+struct Kernels {
+  const char* name;
+
+  /// y (+)= x W^T + bias for outputs of panels [panel_begin, panel_end).
+  void (*gemm_f32)(const GemmArgs& args, std::int64_t panel_begin, std::int64_t panel_end);
+  void (*gemm_bf16)(const GemmArgs& args, std::int64_t panel_begin, std::int64_t panel_end);
+
+  /// out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight, rounded to bf16 where asked.
+  void (*rms_norm)(const float* x, std::int64_t x_stride, const float* weight, float eps,
+                   std::int64_t rows, std::int64_t width, bool round, float* out,
+                   std::int64_t out_stride);
+
+  /// Rotates `heads` vectors of head_dim at x in place: pairs (i, i + head_dim/2), with
+  /// cos and sin [head_dim / 2] of the row's position.
+  void (*rope)(float* x, std::int64_t heads, std::int64_t head_dim, const float* cos,
+               const float* sin);
+
+  /// out[i] = silu(gate[i]) * up[i], rounded to bf16 where asked.
+  void (*silu_mul)(const float* gate, const float* up, std::int64_t n, bool round, float* out);
+
+  /// Stores floats as dtype (round to nearest even).
+  void (*store)(const float* x, std::int64_t n, DType dtype, void* out);
+  /// Loads dtype as floats.
+  void (*load)(const void* x, std::int64_t n, DType dtype, float* out);
+
+  /// Softmax attention for tasks [begin, end); task = row * kv_heads + kv_head, covering that
+  /// head's q_heads / kv_heads query heads. Online softmax by chunks of kAttentionChunk.
+  /// head_dim <= 512, q_heads / kv_heads <= 64.
+  void (*attention)(const AttentionArgs& args, std::int64_t task_begin, std::int64_t task_end);
+
+  ArgMax (*arg_max)(const float* x, std::int64_t n);
+
+  /// sum over i of exp((x[i] - max) * inv_temperature), by kVocabChunk; double between chunks.
+  double (*exp_sum)(const float* x, std::int64_t n, float max, float inv_temperature);
+  /// out[i] = exp((x[i] - max) * inv_temperature); returns exp_sum of the same, bit for bit.
+  double (*exp_weights)(const float* x, std::int64_t n, float max, float inv_temperature,
+                        float* out);
+
+  /// The exponential race, which draws from weights / sum(weights): the id with the smallest
+  /// -log1p(-u(id)) / weights[i], u from the Philox stream of `key` with counter id. ids null
+  /// means id = i. Weights <= 0 never win. The result does not depend on how it is searched.
+  Race (*race)(const float* weights, const std::int32_t* ids, std::int64_t n,
+               const NoiseKey& key);
+};
+
+const Kernels& scalar_kernels();
+const Kernels* avx2_kernels();    ///< null where the build has none
+const Kernels* avx512_kernels();
+
+}  // namespace specrt::cpu

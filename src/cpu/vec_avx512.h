@@ -1,0 +1,182 @@
+#pragma once
+
+// Sixteen floats at a time. The names below are the whole vocabulary of the kernel bodies;
+// vec_avx2.h and vec_scalar.h say the same. All names are local to the unit that includes them.
+
+// gcc 12 takes the "undefined" operands of its own intrinsics for a mistake.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+
+#include <cstdint>
+
+#include "cpu/kernels.h"
+
+#define SPECRT_INLINE inline __attribute__((always_inline))
+
+namespace specrt::cpu {
+namespace {
+
+using F = __m512;
+using I = __m512i;
+constexpr int kWidth = 16;
+
+// GEMM tile shapes: most rows of a tile, vectors of a panel it holds, panels side by side.
+constexpr int kTileRows = 12;
+constexpr int tile_vectors(int) { return 2; }
+#ifndef PANELS
+#define PANELS rows <= 3 ? 2 : 1
+#endif
+constexpr int tile_panels(int rows) { return PANELS; }
+
+SPECRT_INLINE __mmask16 first_lanes(std::int64_t n) {
+  return static_cast<__mmask16>((1u << n) - 1u);
+}
+
+SPECRT_INLINE F zero() { return _mm512_setzero_ps(); }
+SPECRT_INLINE F set1(float x) { return _mm512_set1_ps(x); }
+SPECRT_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
+SPECRT_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+/// The first n lanes from memory, the rest `fill`.
+SPECRT_INLINE F load_part(const float* p, std::int64_t n, float fill = 0.0f) {
+  return _mm512_mask_loadu_ps(set1(fill), first_lanes(n), p);
+}
+SPECRT_INLINE void store_part(float* p, F x, std::int64_t n) {
+  _mm512_mask_storeu_ps(p, first_lanes(n), x);
+}
+
+SPECRT_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+SPECRT_INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+SPECRT_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+SPECRT_INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
+/// a * b + c
+SPECRT_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+/// c - a * b
+SPECRT_INLINE F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
+/// b where either is NaN.
+SPECRT_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
+SPECRT_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
+/// x < limit ? 0 : y
+SPECRT_INLINE F zero_below(F x, F limit, F y) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y);
+}
+/// Bit i set where a[i] < b[i].
+SPECRT_INLINE unsigned less_mask(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+SPECRT_INLINE unsigned equal_mask(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+/// y * 2^n for whole n in [-126, 128].
+SPECRT_INLINE F scale_by_power(F y, F n) { return _mm512_scalef_ps(y, n); }
+
+/// bf16 bits in the low halves of 32-bit lanes, rounded to nearest even, NaN kept.
+SPECRT_INLINE I bf16_bits(F x) {
+  const I u = _mm512_castps_si512(x);
+  const I odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  const I rounded = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+  const I quiet = _mm512_or_si512(u, _mm512_set1_epi32(0x400000));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16);
+}
+SPECRT_INLINE F round_bf16(F x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(bf16_bits(x), 16));
+}
+SPECRT_INLINE F widen(__m256i x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+SPECRT_INLINE F load_bf16(const std::uint16_t* p) {
+  return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+SPECRT_INLINE F load_bf16_part(const std::uint16_t* p, std::int64_t n) {
+  return widen(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+}
+SPECRT_INLINE void store_bf16(std::uint16_t* p, F x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(bf16_bits(x)));
+}
+SPECRT_INLINE void store_bf16_part(std::uint16_t* p, F x, std::int64_t n) {
+  _mm256_mask_storeu_epi16(p, first_lanes(n), _mm512_cvtepi32_epi16(bf16_bits(x)));
+}
+
+/// Pairs of bf16, one pair per lane, and their halves as floats.
+SPECRT_INLINE I load_pairs(const void* p) { return _mm512_loadu_si512(p); }
+SPECRT_INLINE F pair_first(I x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
+SPECRT_INLINE F pair_second(I x) {
+  return _mm512_castsi512_ps(
+      _mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+}
+
+SPECRT_INLINE float reduce_add(F x) {
+  const __m256 a = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
+}
+SPECRT_INLINE float reduce_max(F x) {
+  const __m256 a = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  const __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  const __m128 c = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
+}
+
+/// Lane i is the sum of the four floats of each 128-bit lane of row i, lane by lane.
+SPECRT_INLINE F reduce_four_rows(const float* t) {
+  const F a = load(t), b = load(t + 16), c = load(t + 32), d = load(t + 48);
+  const F ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const F cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
+  return add(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
+             _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+}
+/// t is [kWidth][kWidth]; lane i is the sum of row i.
+SPECRT_INLINE F reduce_rows(const float* t) {
+  const F a = reduce_four_rows(t), b = reduce_four_rows(t + 64);
+  const F c = reduce_four_rows(t + 128), d = reduce_four_rows(t + 192);
+  const F ab = add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
+  const F cd = add(_mm512_shuffle_f32x4(c, d, 0x88), _mm512_shuffle_f32x4(c, d, 0xDD));
+  return add(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
+}
+
+SPECRT_INLINE void multiply_wide(I a, I m, I& high, I& low) {
+  const I even = _mm512_mul_epu32(a, m);
+  const I odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), m);
+  high = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xAAAA, odd);
+  low = _mm512_mask_mov_epi32(even, 0xAAAA, _mm512_slli_epi64(odd, 32));
+}
+/// The noise bits of 4 * kWidth consecutive ids, from id 4 * first on.
+SPECRT_INLINE void philox_bits(std::uint32_t first, const NoiseKey& key, std::uint32_t* out) {
+  // Blocks in an order that makes the final interleave put ids beside each other.
+  I c0 = _mm512_add_epi32(
+      _mm512_set1_epi32(static_cast<int>(first)),
+      _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  I c1 = _mm512_set1_epi32(static_cast<int>(key.position));
+  I c2 = _mm512_set1_epi32(static_cast<int>(key.sample_index));
+  I c3 = _mm512_set1_epi32(static_cast<int>(key.purpose));
+  I k0 = _mm512_set1_epi32(static_cast<int>(static_cast<std::uint32_t>(key.seed)));
+  I k1 = _mm512_set1_epi32(static_cast<int>(static_cast<std::uint32_t>(key.seed >> 32)));
+  const I m0 = _mm512_set1_epi32(static_cast<int>(0xD2511F53u));
+  const I m1 = _mm512_set1_epi32(static_cast<int>(0xCD9E8D57u));
+  for (int round = 0; round < 10; ++round) {
+    I high0, low0, high1, low1;
+    multiply_wide(c0, m0, high0, low0);
+    multiply_wide(c2, m1, high1, low1);
+    c0 = _mm512_ternarylogic_epi32(high1, c1, k0, 0x96);
+    c1 = low1;
+    c2 = _mm512_ternarylogic_epi32(high0, c3, k1, 0x96);
+    c3 = low0;
+    k0 = _mm512_add_epi32(k0, _mm512_set1_epi32(static_cast<int>(0x9E3779B9u)));
+    k1 = _mm512_add_epi32(k1, _mm512_set1_epi32(static_cast<int>(0xBB67AE85u)));
+  }
+  const I a = _mm512_unpacklo_epi32(c0, c1), b = _mm512_unpackhi_epi32(c0, c1);
+  const I c = _mm512_unpacklo_epi32(c2, c3), d = _mm512_unpackhi_epi32(c2, c3);
+  _mm512_storeu_si512(out, _mm512_unpacklo_epi64(a, c));
+  _mm512_storeu_si512(out + 16, _mm512_unpackhi_epi64(a, c));
+  _mm512_storeu_si512(out + 32, _mm512_unpacklo_epi64(b, d));
+  _mm512_storeu_si512(out + 48, _mm512_unpackhi_epi64(b, d));
+}
+/// About bits / 2^32 and never above it by more than float rounding.
+SPECRT_INLINE F unit_lower(const std::uint32_t* bits) {
+  const I half = _mm512_srli_epi32(_mm512_loadu_si512(bits), 1);
+  return mul(_mm512_cvtepi32_ps(half), set1(0x1p-31f));
+}
+
+}  // namespace
+}  // namespace specrt::cpu

@@ -1,0 +1,144 @@
+#pragma once
+
+// What any machine can do: four floats through the compiler's generic vectors, which it lowers to
+// the baseline instruction set. See vec_avx512.h for what the names mean.
+
+#include <cstdint>
+
+#include "cpu/kernels.h"
+
+#define SPECRT_INLINE inline __attribute__((always_inline))
+
+namespace specrt::cpu {
+namespace {
+
+typedef float F __attribute__((vector_size(16)));
+typedef std::uint32_t I __attribute__((vector_size(16)));
+constexpr int kWidth = 4;
+
+constexpr int kTileRows = 4;
+constexpr int tile_vectors(int rows) { return rows == 1 ? 8 : 2; }
+constexpr int tile_panels(int) { return 1; }
+
+SPECRT_INLINE F set1(float x) { return F{x, x, x, x}; }
+SPECRT_INLINE F zero() { return set1(0.0f); }
+SPECRT_INLINE I bits_of(F x) {
+  I u;
+  __builtin_memcpy(&u, &x, sizeof u);
+  return u;
+}
+SPECRT_INLINE F float_of(I u) {
+  F x;
+  __builtin_memcpy(&x, &u, sizeof x);
+  return x;
+}
+SPECRT_INLINE F load(const float* p) {
+  F x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return x;
+}
+SPECRT_INLINE void store(float* p, F x) { __builtin_memcpy(p, &x, sizeof x); }
+SPECRT_INLINE F load_part(const float* p, std::int64_t n, float fill = 0.0f) {
+  F x = set1(fill);
+  for (int i = 0; i < n; ++i) x[i] = p[i];
+  return x;
+}
+SPECRT_INLINE void store_part(float* p, F x, std::int64_t n) {
+  for (int i = 0; i < n; ++i) p[i] = x[i];
+}
+
+SPECRT_INLINE F add(F a, F b) { return a + b; }
+SPECRT_INLINE F sub(F a, F b) { return a - b; }
+SPECRT_INLINE F mul(F a, F b) { return a * b; }
+SPECRT_INLINE F div(F a, F b) { return a / b; }
+SPECRT_INLINE F fma(F a, F b, F c) { return a * b + c; }
+SPECRT_INLINE F fnma(F a, F b, F c) { return c - a * b; }
+SPECRT_INLINE F max(F a, F b) { return a > b ? a : b; }
+SPECRT_INLINE F min(F a, F b) { return a < b ? a : b; }
+SPECRT_INLINE F zero_below(F x, F limit, F y) { return x < limit ? zero() : y; }
+SPECRT_INLINE unsigned less_mask(F a, F b) {
+  unsigned mask = 0;
+  for (int i = 0; i < kWidth; ++i) mask |= static_cast<unsigned>(a[i] < b[i]) << i;
+  return mask;
+}
+SPECRT_INLINE unsigned equal_mask(F a, F b) {
+  unsigned mask = 0;
+  for (int i = 0; i < kWidth; ++i) mask |= static_cast<unsigned>(a[i] == b[i]) << i;
+  return mask;
+}
+SPECRT_INLINE F scale_by_power(F y, F n) {
+  // Adding 1.5 * 2^23 leaves n + 2^22 in the low mantissa bits: a conversion that is defined for
+  // NaN. In two halves, because 2^128 is not a float; 256 keeps the shift non-negative.
+  const I biased = (bits_of(n + set1(0x1.8p23f)) & 0x3FFFFFu) + 256u;
+  const I whole = biased & 0x3FFu;
+  const I half = whole >> 1;
+  return y * float_of((half - 128u + 127u) << 23) * float_of((whole - half - 128u + 127u) << 23);
+}
+
+SPECRT_INLINE I bf16_bits(F x) {
+  const I u = bits_of(x);
+  const I rounded = u + 0x7FFFu + ((u >> 16) & 1u);
+  const I quiet = u | 0x400000u;
+  return (x == x ? rounded : quiet) >> 16;
+}
+SPECRT_INLINE F round_bf16(F x) { return float_of(bf16_bits(x) << 16); }
+SPECRT_INLINE F load_bf16_part(const std::uint16_t* p, std::int64_t n) {
+  I u = {};
+  for (int i = 0; i < n; ++i) u[i] = p[i];
+  return float_of(u << 16);
+}
+SPECRT_INLINE F load_bf16(const std::uint16_t* p) { return load_bf16_part(p, kWidth); }
+SPECRT_INLINE void store_bf16_part(std::uint16_t* p, F x, std::int64_t n) {
+  const I u = bf16_bits(x);
+  for (int i = 0; i < n; ++i) p[i] = static_cast<std::uint16_t>(u[i]);
+}
+SPECRT_INLINE void store_bf16(std::uint16_t* p, F x) { store_bf16_part(p, x, kWidth); }
+
+SPECRT_INLINE I load_pairs(const void* p) {
+  I u;
+  __builtin_memcpy(&u, p, sizeof u);
+  return u;
+}
+SPECRT_INLINE F pair_first(I x) { return float_of(x << 16); }
+SPECRT_INLINE F pair_second(I x) { return float_of(x & 0xFFFF0000u); }
+
+SPECRT_INLINE float reduce_add(F x) { return (x[0] + x[2]) + (x[1] + x[3]); }
+SPECRT_INLINE float reduce_max(F x) {
+  const float a = x[0] > x[2] ? x[0] : x[2];
+  const float b = x[1] > x[3] ? x[1] : x[3];
+  return a > b ? a : b;
+}
+SPECRT_INLINE F reduce_rows(const float* t) {
+  const F a = load(t), b = load(t + 4), c = load(t + 8), d = load(t + 12);
+  return F{reduce_add(a), reduce_add(b), reduce_add(c), reduce_add(d)};
+}
+
+SPECRT_INLINE void philox_bits(std::uint32_t first, const NoiseKey& key, std::uint32_t* out) {
+  for (std::uint32_t i = 0; i < kWidth; ++i) {
+    std::uint32_t c0 = first + i, c1 = key.position, c2 = key.sample_index, c3 = key.purpose;
+    std::uint32_t k0 = static_cast<std::uint32_t>(key.seed);
+    std::uint32_t k1 = static_cast<std::uint32_t>(key.seed >> 32);
+    for (int round = 0; round < 10; ++round) {
+      const std::uint64_t a = std::uint64_t{0xD2511F53u} * c0;
+      const std::uint64_t b = std::uint64_t{0xCD9E8D57u} * c2;
+      c0 = static_cast<std::uint32_t>(b >> 32) ^ c1 ^ k0;
+      c1 = static_cast<std::uint32_t>(b);
+      c2 = static_cast<std::uint32_t>(a >> 32) ^ c3 ^ k1;
+      c3 = static_cast<std::uint32_t>(a);
+      k0 += 0x9E3779B9u;
+      k1 += 0xBB67AE85u;
+    }
+    out[4 * i] = c0;
+    out[4 * i + 1] = c1;
+    out[4 * i + 2] = c2;
+    out[4 * i + 3] = c3;
+  }
+}
+SPECRT_INLINE F unit_lower(const std::uint32_t* bits) {
+  F x;
+  for (int i = 0; i < kWidth; ++i) x[i] = static_cast<float>(bits[i] >> 1);
+  return x * set1(0x1p-31f);
+}
+
+}  // namespace
+}  // namespace specrt::cpu

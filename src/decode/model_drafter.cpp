@@ -1,0 +1,217 @@
+#include <algorithm>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "cpu/dispatch.h"
+#include "decode/choose.h"
+#include "model/runner.h"
+#include "specrt/drafter.h"
+#include "specrt/error.h"
+
+namespace specrt {
+namespace {
+
+RunnerOptions runner_options(const DraftModelOptions& options) {
+  RunnerOptions out;
+  out.kv_cache_bytes = options.kv_cache_bytes;
+  out.max_model_len = options.max_model_len;
+  out.max_batch_size = options.max_batch_size;
+  out.max_rows = options.max_rows;
+  out.block_size = options.block_size;
+  out.team = options.team != nullptr ? options.team : std::make_shared<ThreadTeam>(options.threads);
+  out.cpu_isa = options.cpu_isa;
+  return out;
+}
+
+/// Runs the draft model over its own KV cache. What was drafted stays in that cache as if it had
+/// been accepted; the next request says what really was, and the rest is cut off then. So there
+/// is nothing to roll back in between, and positions are the drafter's own count.
+class ModelDrafter final : public Drafter {
+ public:
+  ModelDrafter(const Model& model, std::int64_t target_vocab_size, const DraftModelOptions& options)
+      : runner_(model, runner_options(options)),
+        chooser_(runner_.kernels(), model.config().vocab_size),
+        vocab_(std::min(target_vocab_size, model.config().vocab_size)),
+        draft_vocab_(model.config().vocab_size) {}
+
+  const std::string& name() const override { return name_; }
+
+  void admit(SequenceId id, std::span<const TokenId> prompt, std::int64_t max_length) override {
+    (void)prompt;  // every request brings all tokens
+    if (states_.count(id) != 0) {
+      throw InvalidArgument(expected_got("draft model", "a new sequence", std::to_string(id)));
+    }
+    // Room for all that could be drafted for, or none: then this sequence gets no drafts.
+    const std::int64_t length = std::min(max_length, runner_.max_model_len());
+    State state;
+    state.has_room = runner_.cache().can_add(length);
+    if (state.has_room) {
+      runner_.cache().add(id, length);
+      state.cached.reserve(static_cast<std::size_t>(length));
+    }
+    states_.emplace(id, std::move(state));
+  }
+
+  void observe(SequenceId, std::span<const TokenId>) override {}
+
+  void release(SequenceId id) override {
+    const auto found = states_.find(id);
+    if (found == states_.end()) {
+      throw InvalidArgument(expected_got("draft model", "an admitted sequence", std::to_string(id)));
+    }
+    if (found->second.has_room) runner_.cache().remove(id);
+    states_.erase(found);
+  }
+
+  MemoryUse memory() const override {
+    MemoryUse use = runner_.memory();
+    use.workspace += chooser_.bytes();
+    return use;
+  }
+
+  void propose(std::span<const DraftRequest> requests, std::span<DraftTree> out) override {
+    const cpu::FpMode mode;
+    active_.clear();
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      out[i].clear();
+      out[i].set_source(name_);
+      open(requests[i], out[i]);
+    }
+    catch_up();
+    for (std::int64_t step = 0; !active_.empty(); ++step) {
+      draft_step(step);
+    }
+  }
+
+ private:
+  struct State {
+    bool has_room = false;
+    std::vector<TokenId> cached;   // tokens whose K/V are in the cache
+    std::int64_t agreed = 0;       // leading tokens of `cached` known to be the sequence's own
+  };
+  struct Active {
+    const DraftRequest* request = nullptr;
+    State* state = nullptr;
+    DraftTree* tree = nullptr;
+    std::int64_t steps = 0;
+    std::int64_t row = 0;
+  };
+
+  void open(const DraftRequest& request, DraftTree& tree) {
+    const auto found = states_.find(request.id);
+    if (found == states_.end()) {
+      throw InvalidArgument(expected_got("draft model", "an admitted sequence", std::to_string(request.id)));
+    }
+    State& state = found->second;
+    const auto length = static_cast<std::int64_t>(request.tokens.size());
+    // Drafting `steps` tokens runs positions up to length + steps - 2.
+    const std::int64_t steps = std::min({request.max_nodes, request.max_depth,
+                                         runner_.max_model_len() - length});
+    if (!state.has_room || steps <= 0) return;
+    // Keep what agrees with the sequence; its last token is always run again for its logits.
+    const std::int64_t most = std::min(static_cast<std::int64_t>(state.cached.size()), length - 1);
+    std::int64_t same = std::min(state.agreed, most);
+    while (same < most && state.cached[static_cast<std::size_t>(same)] ==
+                              request.tokens[static_cast<std::size_t>(same)]) {
+      ++same;
+    }
+    runner_.cache().truncate(request.id, same);
+    state.cached.resize(static_cast<std::size_t>(same));
+    state.agreed = same;
+    for (const TokenId token : request.tokens.subspan(static_cast<std::size_t>(same))) {
+      if (token >= draft_vocab_) return;  // a target token that the draft model does not know
+    }
+    active_.push_back({&request, &state, &tree, steps, 0});
+  }
+
+  // Runs everything but the last token of each sequence, as many passes as the rows take.
+  void catch_up() {
+    for (bool more = true; more;) {
+      more = false;
+      runner_.begin();
+      fed_.clear();
+      for (Active& a : active_) {
+        const auto done = static_cast<std::int64_t>(a.state->cached.size());
+        const std::int64_t left = static_cast<std::int64_t>(a.request->tokens.size()) - 1 - done;
+        const std::int64_t count = std::min(left, runner_.max_rows() - runner_.rows());
+        if (count < left) more = true;
+        if (count <= 0) continue;
+        const auto tokens = a.request->tokens.subspan(static_cast<std::size_t>(done),
+                                                      static_cast<std::size_t>(count));
+        runner_.add_committed(a.request->id, tokens);
+        a.state->cached.insert(a.state->cached.end(), tokens.begin(), tokens.end());
+        fed_.push_back({a.request->id, count});
+      }
+      if (runner_.rows() == 0) break;
+      runner_.forward();
+      for (const auto& [id, count] : fed_) runner_.advance(id, count);
+    }
+  }
+
+  // One more token for every active sequence.
+  void draft_step(std::int64_t step) {
+    runner_.begin();
+    for (Active& a : active_) {
+      const TokenId token = step == 0 ? a.request->tokens.back() : a.tree->tokens().back();
+      a.row = runner_.add_committed(a.request->id, std::span(&token, 1));
+      a.state->cached.push_back(token);
+    }
+    runner_.forward();
+    for (Active& a : active_) runner_.advance(a.request->id, 1);
+    for (std::size_t first = 0; first < active_.size();) {
+      const std::size_t last = std::min(active_.size(),
+                                        first + static_cast<std::size_t>(Runner::kLogitRows));
+      rows_.clear();
+      for (std::size_t i = first; i < last; ++i) rows_.push_back(active_[i].row);
+      const std::span<const float> logits = runner_.logits(rows_);
+      for (std::size_t i = first; i < last; ++i) {
+        Active& a = active_[i];
+        const auto row = logits.subspan((i - first) * static_cast<std::size_t>(draft_vocab_),
+                                        static_cast<std::size_t>(vocab_));
+        const std::int64_t position = static_cast<std::int64_t>(a.request->tokens.size()) + step;
+        try {
+          const TokenId token = chooser_.choose(row, *a.request->sampling, position);
+          a.tree->add(token, static_cast<std::int32_t>(step) - 1, chooser_.logprob(row, token));
+        } catch (const NumericError&) {
+          a.steps = 0;  // a draft model that has gone NaN costs its drafts, not the request
+        }
+      }
+      first = last;
+    }
+    std::erase_if(active_, [&](const Active& a) { return step + 1 >= a.steps; });
+  }
+
+  struct Fed {
+    SequenceId id;
+    std::int64_t count;
+  };
+
+  std::string name_ = "draft_model";
+  Runner runner_;
+  Chooser chooser_;
+  std::int64_t vocab_ = 0;        // ids that may be proposed
+  std::int64_t draft_vocab_ = 0;
+  std::unordered_map<SequenceId, State> states_;
+  std::vector<Active> active_;
+  std::vector<Fed> fed_;
+  std::vector<std::int64_t> rows_;
+};
+
+}  // namespace
+
+std::shared_ptr<Drafter> make_model_drafter(const Model& model, std::int64_t target_vocab_size,
+                                            const DraftModelOptions& options) {
+  if (!model.valid()) throw InvalidArgument("[draft model] expected a loaded model, got an empty one");
+  if (target_vocab_size < 1) {
+    throw InvalidArgument(
+        expected_got("target_vocab_size", "at least 1", std::to_string(target_vocab_size)));
+  }
+  if (options.kv_cache_bytes <= 0) {
+    throw InvalidArgument(
+        expected_got("kv_cache_bytes", "at least 1", std::to_string(options.kv_cache_bytes)));
+  }
+  return std::make_shared<ModelDrafter>(model, target_vocab_size, options);
+}
+
+}  // namespace specrt

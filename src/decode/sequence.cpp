@@ -1,0 +1,46 @@
+#include "decode/sequence.h"
+
+#include <algorithm>
+
+namespace specrt {
+
+bool Sequence::is_stop(TokenId token) const {
+  return std::find(params.stop_token_ids.begin(), params.stop_token_ids.end(), token) !=
+         params.stop_token_ids.end();
+}
+
+bool was_truncated(const Sequence& sequence) {
+  return sequence.pruned || sequence.walk.end() != WalkEnd::mismatch;
+}
+
+void count_round(const Sequence& sequence, std::int64_t emitted, bool truncated, std::int64_t sign,
+                 SequenceCounters& counters) {
+  const DraftTree& draft = sequence.draft;
+  const std::int64_t accepted = emitted - 1;  // the last token is the target's own, always
+  counters.rounds += sign;
+  counters.drafted += sign * static_cast<std::int64_t>(draft.size());
+  counters.accepted += sign * accepted;
+  counters.tokens += sign * emitted;
+  if (truncated) {
+    counters.truncated_rounds += sign;
+    return;
+  }
+  counters.full_rounds += sign;
+  counters.full_accepted += sign * accepted;
+  const auto depth = static_cast<std::size_t>(draft.max_depth());
+  if (counters.drafted_at.size() < depth) {
+    counters.drafted_at.resize(depth);
+    counters.accepted_at.resize(depth);
+    counters.first_rejected_at.resize(depth);
+  }
+  for (std::size_t d = 0; d < depth; ++d) {
+    counters.drafted_at[d] += sign;
+    if (static_cast<std::int64_t>(d) < accepted) counters.accepted_at[d] += sign;
+  }
+  if (draft.has_children(sequence.walk.node())) {
+    counters.first_rejections += sign;
+    counters.first_rejected_at[static_cast<std::size_t>(accepted)] += sign;
+  }
+}
+
+}  // namespace specrt

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "decode/verify.h"
+#include "specrt/decoder.h"
+
+namespace specrt {
+
+/// One sequence inside a Decoder.
+struct Sequence {
+  SequenceId id = 0;
+  SamplingParams params;
+  std::shared_ptr<Drafter> drafter;
+  std::vector<TokenId> tokens;        // prompt and generated
+  std::int64_t prompt_tokens = 0;
+  std::int64_t processed = 0;         // prompt tokens with K/V in the cache
+  std::int64_t max_length = 0;        // of tokens
+  SequenceCounters counters;
+
+  // This round.
+  std::int64_t planned = 0;
+  bool in_pass = false;
+  bool wants_choice = false;          // its walk needs logits
+  bool pruned = false;                // limits cut the draft short
+  DraftTree draft;
+  TreeWalk walk;
+  std::int64_t root_row = 0;
+  std::int64_t tree_row = 0;
+  std::vector<TokenLogprobs> logprobs;
+  Finish finish = Finish::none;
+  std::string error;
+
+  bool prefilling() const { return processed < prompt_tokens; }
+  std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
+  std::int64_t tokens_left() const { return max_length - length(); }
+  bool is_stop(TokenId token) const;
+};
+
+/// Counts a decoding round that emitted `emitted` tokens; `sign` -1 takes it back.
+void count_round(const Sequence& sequence, std::int64_t emitted, bool truncated, std::int64_t sign,
+                 SequenceCounters& counters);
+/// Whether a limit or a stop cut the round that the sequence has just finished.
+bool was_truncated(const Sequence& sequence);
+
+}  // namespace specrt

@@ -1,0 +1,174 @@
+#include <cmath>
+#include <string>
+
+#include "cpu/pack.h"
+#include "model/weights.h"
+#include "specrt/error.h"
+#include "specrt/model.h"
+
+namespace specrt {
+
+void ModelConfig::check() const {
+  const auto at_least = [](const char* field, std::int64_t value, std::int64_t least) {
+    if (value < least) {
+      throw InvalidArgument(
+          expected_got(field, "at least " + std::to_string(least), std::to_string(value)));
+    }
+  };
+  at_least("vocab_size", vocab_size, 1);
+  at_least("hidden_size", hidden_size, 1);
+  at_least("intermediate_size", intermediate_size, 1);
+  at_least("num_layers", num_layers, 1);
+  at_least("num_heads", num_heads, 1);
+  at_least("num_kv_heads", num_kv_heads, 1);
+  at_least("head_dim", head_dim, 2);
+  at_least("max_position_embeddings", max_position_embeddings, 1);
+  // Wide enough for anything real, and the byte counts of a damaged file cannot overflow.
+  const auto at_most = [](const char* field, std::int64_t value, std::int64_t most) {
+    if (value > most) {
+      throw InvalidArgument(
+          expected_got(field, "at most " + std::to_string(most), std::to_string(value)));
+    }
+  };
+  at_most("vocab_size", vocab_size, INT32_MAX);
+  at_most("hidden_size", hidden_size, 1 << 20);
+  at_most("intermediate_size", intermediate_size, 1 << 22);
+  at_most("num_layers", num_layers, 4096);
+  at_most("num_heads", num_heads, 1 << 16);
+  at_most("max_position_embeddings", max_position_embeddings, INT32_MAX);
+  if (head_dim % 2 != 0 || head_dim > 512) {
+    throw InvalidArgument(
+        expected_got("head_dim", "an even number of at most 512", std::to_string(head_dim)));
+  }
+  if (num_heads % num_kv_heads != 0 || num_heads / num_kv_heads > 64) {
+    throw InvalidArgument(expected_got(
+        "num_kv_heads", "a divisor of num_heads = " + std::to_string(num_heads) +
+                            ", at most 64 query heads each",
+        std::to_string(num_kv_heads)));
+  }
+  if (static_cast<std::int64_t>(rope_inv_freq.size()) != head_dim / 2) {
+    throw InvalidArgument(expected_got("rope_inv_freq",
+                                       "head_dim / 2 = " + std::to_string(head_dim / 2) + " values",
+                                       std::to_string(rope_inv_freq.size())));
+  }
+  for (const float value : rope_inv_freq) {
+    if (!std::isfinite(value)) {
+      throw InvalidArgument(expected_got("rope_inv_freq", "finite values", std::to_string(value)));
+    }
+  }
+  for (const auto& [field, value] : {std::pair{"norm_eps", norm_eps},
+                                     {"attention_scale", attention_scale},
+                                     {"rope_scale", rope_scale}}) {
+    if (!std::isfinite(value) || value < 0) {
+      throw InvalidArgument(
+          expected_got(field, "a finite number of at least 0", std::to_string(value)));
+    }
+  }
+  for (const TokenId token : eos_token_ids) {
+    if (token < 0) {
+      throw InvalidArgument(expected_got("eos_token_ids", "ids of at least 0", std::to_string(token)));
+    }
+  }
+}
+
+namespace {
+
+constexpr std::int64_t kAlign = 64;
+
+class LayoutMaker {
+ public:
+  LayoutMaker(const ModelConfig& config, DType dtype) : config_(config), dtype_(dtype) {}
+
+  WeightLayout make() {
+    const std::int64_t hidden = config_.hidden_size;
+    const std::int64_t q = config_.num_heads * config_.head_dim;
+    const std::int64_t kv = config_.num_kv_heads * config_.head_dim;
+    const std::int64_t ffn = config_.intermediate_size;
+    if (config_.tied_embeddings) {
+      packed("lm_head", config_.vocab_size, hidden);
+      part("embedding", "lm_head", 0, {config_.vocab_size, hidden});
+    } else {
+      rows("embedding", config_.vocab_size, hidden);
+      part("embedding", "embedding", 0, {config_.vocab_size, hidden});
+    }
+    for (std::int64_t i = 0; i < config_.num_layers; ++i) {
+      const std::string layer = "layers." + std::to_string(i) + ".";
+      whole_vector(layer + "attention_norm", hidden);
+      fused(layer + "attention.qkv", hidden, config_.qkv_bias,
+            {{layer + "attention.q", q}, {layer + "attention.k", kv}, {layer + "attention.v", kv}});
+      fused(layer + "attention.o", q, config_.output_bias, {{layer + "attention.o", hidden}});
+      whole_vector(layer + "mlp_norm", hidden);
+      fused(layer + "mlp.gate_up", hidden, config_.mlp_bias,
+            {{layer + "mlp.gate", ffn}, {layer + "mlp.up", ffn}});
+      fused(layer + "mlp.down", ffn, config_.mlp_bias, {{layer + "mlp.down", hidden}});
+    }
+    whole_vector("norm", hidden);
+    if (!config_.tied_embeddings) {
+      packed("lm_head", config_.vocab_size, hidden);
+      part("lm_head", "lm_head", 0, {config_.vocab_size, hidden});
+    }
+    return std::move(layout_);
+  }
+
+ private:
+  void add(const std::string& name, WeightEntry entry) {
+    entry.offset = layout_.bytes;
+    layout_.bytes += (entry.bytes + kAlign - 1) / kAlign * kAlign;
+    layout_.entries.emplace(name, entry);
+  }
+  void packed(const std::string& name, std::int64_t n, std::int64_t k) {
+    add(name, {WeightEntry::Kind::packed, n, k, 0, cpu::packed_bytes(n, k, dtype_)});
+  }
+  void rows(const std::string& name, std::int64_t n, std::int64_t k) {
+    add(name, {WeightEntry::Kind::rows, n, k, 0,
+               n * k * static_cast<std::int64_t>(size_of(dtype_))});
+  }
+  void vector(const std::string& name, std::int64_t n) {
+    add(name, {WeightEntry::Kind::vector, n, 1, 0, n * 4});
+  }
+  void part(const std::string& tensor, const std::string& entry, std::int64_t row,
+            std::vector<std::int64_t> shape) {
+    layout_.targets.emplace(tensor, TensorTarget{entry, row, std::move(shape)});
+  }
+  void whole_vector(const std::string& name, std::int64_t n) {
+    vector(name, n);
+    part(name, name, 0, {n});
+  }
+  // Matrices that read the same input are one matrix: one pass over the activations.
+  void fused(const std::string& entry, std::int64_t k, bool bias,
+             const std::vector<std::pair<std::string, std::int64_t>>& parts) {
+    std::int64_t n = 0;
+    for (const auto& [name, outputs] : parts) {
+      part(name, entry, n, {outputs, k});
+      if (bias) part(name + ".bias", entry + ".bias", n, {outputs});
+      n += outputs;
+    }
+    packed(entry, n, k);
+    if (bias) vector(entry + ".bias", n);
+  }
+
+  const ModelConfig& config_;
+  DType dtype_;
+  WeightLayout layout_;
+};
+
+}  // namespace
+
+WeightLayout weight_layout(const ModelConfig& config, DType dtype) {
+  config.check();
+  return LayoutMaker(config, dtype).make();
+}
+
+std::int64_t weight_bytes(const ModelConfig& config, DType dtype) {
+  return weight_layout(config, dtype).bytes;
+}
+
+std::vector<TensorSpec> tensors_of(const ModelConfig& config) {
+  std::vector<TensorSpec> specs;
+  for (const auto& [name, target] : weight_layout(config, DType::f32).targets) {
+    specs.push_back({name, target.shape});
+  }
+  return specs;
+}
+
+}  // namespace specrt

@@ -1,0 +1,203 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <map>
+#include <sstream>
+
+#include "model/weights.h"
+#include "specrt/error.h"
+
+// A saved model: 16 bytes of magic and format version, 8 bytes of header length, the header as
+// "key value" lines, zeros up to a whole page, the arena. The arena's layout follows from the
+// header, so mapping it is checking it and pointing into it.
+
+namespace specrt {
+namespace {
+
+constexpr char kMagic[16] = "specrt model 1\n";
+constexpr std::int64_t kPage = 4096;
+
+static_assert(std::endian::native == std::endian::little, "the file format is little-endian");
+
+std::int64_t arena_start(std::int64_t header_bytes) {
+  return (24 + header_bytes + kPage - 1) / kPage * kPage;
+}
+
+template <typename T>
+T parse(const std::map<std::string, std::string>& fields, const std::string& key,
+        const std::string& path) {
+  const auto found = fields.find(key);
+  if (found == fields.end()) throw LoadError(expected_got(path, "header field " + key, "none"));
+  T value{};
+  const std::string& text = found->second;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    throw LoadError(expected_got(path + ": " + key, "a number", text));
+  }
+  return value;
+}
+
+std::string to_text(double value) {
+  char buffer[64];
+  const auto result = std::to_chars(buffer, buffer + sizeof buffer, value);
+  return std::string(buffer, result.ptr);
+}
+
+class File {
+ public:
+  explicit File(const std::string& path)
+      : path_(path), file_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+    if (file_ < 0) fail();
+  }
+  ~File() {
+    if (file_ >= 0) ::close(file_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  void write(const void* data, std::int64_t bytes) {
+    const char* at = static_cast<const char*>(data);
+    while (bytes > 0) {
+      const ssize_t done = ::write(file_, at, static_cast<std::size_t>(bytes));
+      if (done < 0 && errno == EINTR) continue;
+      if (done <= 0) fail();
+      at += done;
+      bytes -= done;
+    }
+  }
+  void finish() {
+    if (::fsync(file_) != 0) fail();
+    const int file = file_;
+    file_ = -1;
+    if (::close(file) != 0) fail();
+  }
+
+ private:
+  [[noreturn]] void fail() const {
+    throw LoadError(expected_got(path_, "a file that can be written", std::strerror(errno)));
+  }
+  std::string path_;
+  int file_;
+};
+
+}  // namespace
+
+std::string config_to_text(const ModelConfig& c, DType dtype) {
+  std::ostringstream out;
+  out << "dtype " << name_of(dtype) << "\nfamily " << c.family << "\nvocab_size " << c.vocab_size
+      << "\nhidden_size " << c.hidden_size << "\nintermediate_size " << c.intermediate_size
+      << "\nnum_layers " << c.num_layers << "\nnum_heads " << c.num_heads << "\nnum_kv_heads "
+      << c.num_kv_heads << "\nhead_dim " << c.head_dim << "\nmax_position_embeddings "
+      << c.max_position_embeddings << "\nnorm_eps " << to_text(c.norm_eps) << "\nattention_scale "
+      << to_text(c.attention_scale) << "\nrope_scale " << to_text(c.rope_scale) << "\nqkv_bias "
+      << c.qkv_bias << "\noutput_bias " << c.output_bias << "\nmlp_bias " << c.mlp_bias
+      << "\ntied_embeddings " << c.tied_embeddings << "\n";
+  // Bit patterns: the same factors come back.
+  out << "rope_inv_freq";
+  for (const float value : c.rope_inv_freq) out << " " << std::bit_cast<std::uint32_t>(value);
+  out << "\neos_token_ids";
+  for (const TokenId token : c.eos_token_ids) out << " " << token;
+  out << "\n";
+  return out.str();
+}
+
+void config_from_text(const std::string& text, const std::string& path, ModelConfig& c,
+                      DType& dtype) {
+  std::map<std::string, std::string> fields;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const auto space = line.find(' ');
+    fields[line.substr(0, space)] = space == std::string::npos ? "" : line.substr(space + 1);
+  }
+  const auto integer = [&](const char* key) { return parse<std::int64_t>(fields, key, path); };
+  const auto flag = [&](const char* key) { return integer(key) != 0; };
+  c = ModelConfig{};
+  try {
+    dtype = dtype_from_name(fields["dtype"]);
+  } catch (const InvalidArgument& error) {
+    throw LoadError(path + ": " + error.what());
+  }
+  c.family = fields["family"];
+  c.vocab_size = integer("vocab_size");
+  c.hidden_size = integer("hidden_size");
+  c.intermediate_size = integer("intermediate_size");
+  c.num_layers = integer("num_layers");
+  c.num_heads = integer("num_heads");
+  c.num_kv_heads = integer("num_kv_heads");
+  c.head_dim = integer("head_dim");
+  c.max_position_embeddings = integer("max_position_embeddings");
+  c.norm_eps = parse<double>(fields, "norm_eps", path);
+  c.attention_scale = parse<double>(fields, "attention_scale", path);
+  c.rope_scale = parse<double>(fields, "rope_scale", path);
+  c.qkv_bias = flag("qkv_bias");
+  c.output_bias = flag("output_bias");
+  c.mlp_bias = flag("mlp_bias");
+  c.tied_embeddings = flag("tied_embeddings");
+  std::istringstream frequencies(fields["rope_inv_freq"]);
+  for (std::uint32_t bits = 0; frequencies >> bits;) {
+    c.rope_inv_freq.push_back(std::bit_cast<float>(bits));
+  }
+  std::istringstream tokens(fields["eos_token_ids"]);
+  for (TokenId token = 0; tokens >> token;) c.eos_token_ids.push_back(token);
+}
+
+void Model::save(const std::string& path) const {
+  if (!valid()) throw InvalidArgument("[save] expected a loaded model, got an empty one");
+  const std::string header = config_to_text(config(), dtype());
+  const auto header_bytes = static_cast<std::int64_t>(header.size());
+  const std::string temporary = path + ".tmp" + std::to_string(::getpid());
+  try {
+    File file(temporary);
+    file.write(kMagic, sizeof kMagic);
+    file.write(&header_bytes, sizeof header_bytes);
+    file.write(header.data(), header_bytes);
+    const std::string padding(
+        static_cast<std::size_t>(arena_start(header_bytes) - 24 - header_bytes), '\0');
+    file.write(padding.data(), static_cast<std::int64_t>(padding.size()));
+    file.write(data_->arena(), data_->layout.bytes);
+    file.finish();
+    if (::rename(temporary.c_str(), path.c_str()) != 0) {
+      throw LoadError(expected_got(path, "a file that can be written", std::strerror(errno)));
+    }
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+}
+
+Model Model::map(const std::string& path) {
+  auto data = std::make_shared<ModelData>();
+  data->buffer = Buffer::map_file(path);
+  const std::byte* base = data->buffer.data();
+  const std::int64_t size = data->buffer.size();
+  std::int64_t header_bytes = 0;
+  if (size < 24 || std::memcmp(base, kMagic, sizeof kMagic) != 0) {
+    throw LoadError(expected_got(path, "a model saved by this version of specrt", "another file"));
+  }
+  std::memcpy(&header_bytes, base + sizeof kMagic, sizeof header_bytes);
+  if (header_bytes < 0 || header_bytes > size - 24) {
+    throw LoadError(expected_got(path, "a whole header", "a damaged or truncated file"));
+  }
+  config_from_text(std::string(reinterpret_cast<const char*>(base) + 24,
+                               static_cast<std::size_t>(header_bytes)),
+                   path, data->config, data->dtype);
+  try {
+    data->layout = weight_layout(data->config, data->dtype);
+  } catch (const InvalidArgument& error) {
+    throw LoadError(path + ": " + error.what());
+  }
+  data->arena_offset = arena_start(header_bytes);
+  if (size != data->arena_offset + data->layout.bytes) {
+    throw LoadError(expected_got(
+        path, std::to_string(data->arena_offset + data->layout.bytes) + " bytes",
+        std::to_string(size)));
+  }
+  data->resolve();
+  return Model(std::move(data));
+}
+
+}  // namespace specrt

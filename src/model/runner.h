@@ -1,0 +1,124 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/kv_cache.h"
+#include "cpu/kernels.h"
+#include "cpu/thread_pool.h"
+#include "model/kv_storage.h"
+#include "model/weights.h"
+#include "specrt/cpu.h"
+#include "specrt/draft_tree.h"
+#include "specrt/memory.h"
+#include "specrt/model.h"
+
+namespace specrt {
+
+struct RunnerOptions {
+  std::int64_t kv_cache_bytes = 0;
+  std::int64_t max_model_len = 0;  ///< 0: the model's own
+  int max_batch_size = 1;
+  int max_rows = 512;
+  int block_size = 16;
+  std::shared_ptr<ThreadTeam> team;
+  std::string cpu_isa = "auto";
+};
+
+/// A model with its KV cache and workspace: lays out a pass of rows from many sequences, runs
+/// it, and gives logits of chosen rows. Target and draft models are both run by one of these.
+///
+/// A pass: begin(), then for each sequence add_committed() and at most one add_tree() right
+/// after it, then forward(), then logits() as often as wanted, then advance/commit in cache().
+class Runner {
+ public:
+  /// Rows whose logits are held at once.
+  static constexpr std::int64_t kLogitRows = 64;
+
+  Runner(const Model& model, const RunnerOptions& options);
+
+  /// The number of blocks is left 0 where `kv_cache_bytes` is 0.
+  static KvLayout kv_layout(const ModelConfig& config, DType dtype, const RunnerOptions& options);
+  static std::int64_t workspace_bytes(const ModelConfig& config, const RunnerOptions& options);
+  static std::int64_t resolve_max_model_len(const ModelConfig& config, std::int64_t asked);
+
+  const ModelConfig& config() const { return model_.config(); }
+  const cpu::Kernels& kernels() const { return *kernels_; }
+  KvCache& cache() { return cache_; }
+  const KvCache& cache() const { return cache_; }
+  std::int64_t max_model_len() const { return max_model_len_; }
+  std::int64_t max_rows() const { return max_rows_; }
+  MemoryUse memory() const;
+  int threads() const { return pool_->size(); }
+
+  void begin();
+  std::int64_t rows() const { return rows_; }
+
+  /// Rows for the sequence's next positions, written in place. Returns the first row. Throws
+  /// CapacityError, changing nothing, where blocks or rows run out.
+  std::int64_t add_committed(SequenceId id, std::span<const TokenId> tokens);
+
+  /// Rows for the nodes of a draft that continues the last row added, in scratch slots. Returns
+  /// the first row; node i has row first + i and scratch index scratch_of(first) + i.
+  std::int64_t add_tree(SequenceId id, const DraftTree& tree);
+  std::int32_t scratch_of(std::int64_t row) const { return scratch_index_[static_cast<std::size_t>(row)]; }
+
+  void forward();
+
+  /// Logits of up to kLogitRows rows, [rows, vocab_size], valid until the next call.
+  std::span<const float> logits(std::span<const std::int64_t> rows);
+
+  /// The sequence's next `count` rows of this pass are committed (their K/V are in place).
+  void advance(SequenceId id, std::int64_t count);
+  /// Moves an accepted path (scratch indices, root side first) behind the committed positions.
+  void commit(SequenceId id, std::span<const std::int32_t> path);
+
+ private:
+  void embed();
+  void layer(std::int64_t index);
+  void gemm(const Matrix& matrix, const float* bias, const float* x, std::int64_t rows,
+            std::int64_t x_stride, float* y, std::int64_t y_stride, bool accumulate);
+  float* work(std::int64_t floats);
+
+  Model model_;
+  std::int64_t max_model_len_ = 0;
+  std::int64_t max_rows_ = 0;
+  std::shared_ptr<ThreadTeam> team_;
+  cpu::ThreadPool* pool_ = nullptr;
+  const cpu::Kernels* kernels_ = nullptr;
+  KvCache cache_;
+  KvStorage storage_;
+  std::vector<KvCache::Move> moves_;
+
+  // The pass.
+  std::int64_t rows_ = 0;
+  std::int64_t scratch_used_ = 0;
+  std::vector<TokenId> tokens_;
+  std::vector<std::int32_t> positions_;
+  std::vector<std::int32_t> slots_;           // where the row's K/V go
+  std::vector<std::int32_t> scratch_index_;   // -1 for committed rows
+  std::vector<SequenceId> owners_;
+  std::vector<std::int64_t> path_begin_;      // into paths_, for rows of a tree
+  std::vector<std::int64_t> path_length_;
+  std::vector<std::int32_t> paths_;
+  std::vector<cpu::AttentionRow> attention_rows_;
+
+  // Workspace, all in one buffer.
+  Buffer buffer_;
+  std::int64_t used_ = 0;
+  float* cos_ = nullptr;   // [max_model_len, head_dim / 2]
+  float* sin_ = nullptr;
+  float* x_ = nullptr;       // [max_rows, hidden], the residual stream
+  float* normed_ = nullptr;  // [max_rows, hidden]
+  float* qkv_ = nullptr;     // [max_rows, (heads + 2 kv_heads) * head_dim]
+  float* attended_ = nullptr;  // [max_rows, heads * head_dim]
+  float* gate_up_ = nullptr;   // [max_rows, 2 * intermediate]
+  float* activated_ = nullptr; // [max_rows, intermediate]
+  float* head_in_ = nullptr;   // [kLogitRows, hidden]
+  float* logits_ = nullptr;    // [kLogitRows, vocab]
+};
+
+}  // namespace specrt

@@ -134,11 +134,11 @@ void bind_decoder(py::module_& module) {
       .def(
           "add",
           [](Decoder& decoder, const std::vector<TokenId>& prompt, const SamplingParams& params,
-             std::shared_ptr<Drafter> drafter) {
+             std::optional<std::shared_ptr<Drafter>> drafter) {
             const py::gil_scoped_release released;
-            return decoder.add(prompt, params, std::move(drafter));
+            return decoder.add(prompt, params, drafter.value_or(nullptr));
           },
-          py::arg("prompt"), py::arg("params"), py::arg("drafter").none(true) = py::none())
+          py::arg("prompt"), py::arg("params"), py::arg("drafter") = py::none())
       .def("can_add", &Decoder::can_add, py::arg("prompt_tokens"), py::arg("max_tokens"))
       .def(
           "check",

@@ -16,9 +16,9 @@ __all__ = ["DraftModel", "Drafter", "NGram", "resolve"]
 class Drafter(ABC):
     """Base of drafters written in Python: slower than the built-in ones, and as safe.
 
-        class Repeat(specrt.Drafter):
-            def propose(self, tokens, budget):
-                return specrt.DraftTree.chain(tokens[-1:] * budget)
+    class Repeat(specrt.Drafter):
+        def propose(self, tokens, budget):
+            return specrt.DraftTree.chain(tokens[-1:] * budget)
     """
 
     num_speculative_tokens: int = 4

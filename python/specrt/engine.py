@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -116,9 +116,7 @@ class Engine:
         self._closed = False
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
-        opened = open_target(
-            target, tokenizer=tokenizer, dtype=dtype, max_model_len=max_model_len
-        )
+        opened = open_target(target, tokenizer=tokenizer, dtype=dtype, max_model_len=max_model_len)
         draft: Opened | None = None
         try:
             if isinstance(spec, DraftModel):
@@ -202,8 +200,9 @@ class Engine:
 
     # What it does.
 
+    # A text is itself a sequence of texts to a type checker; the first overload is meant for it.
     @overload
-    def generate(
+    def generate(  # type: ignore[overload-overlap]
         self, prompts: Prompt, sampling_params: SamplingParams | None = None
     ) -> RequestOutput: ...
 
@@ -252,7 +251,7 @@ class Engine:
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
-    ) -> Iterator[Increment]:
+    ) -> Generator[Increment, None, RequestOutput]:
         """Continue one prompt, yielding text and tokens as they become certain.
 
         The increments' texts and tokens, joined, are those of `generate`. The generator's return
@@ -265,7 +264,7 @@ class Engine:
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
         **template_options: Any,
-    ) -> Iterator[Increment]:
+    ) -> Generator[Increment, None, RequestOutput]:
         """`chat` for one conversation, yielding as `stream` does."""
         tokenizer = self._need_tokenizer("chat")
         prompt = tokenizer.apply_chat_template(messages, **template_options)
@@ -375,7 +374,7 @@ class Engine:
             raise error
         return [request.output() for request in requests]
 
-    def _stream(self, requests: list[Request]) -> Iterator[Increment]:
+    def _stream(self, requests: list[Request]) -> Generator[Increment, None, RequestOutput]:
         # Checked when stream() is called; submitted at the first next().
         request = requests[0]
         self._submit(requests)
@@ -464,8 +463,10 @@ def _is_prompt(value: Any) -> bool:
     if isinstance(value, str):
         return True
     if isinstance(value, Sequence):
-        return bool(value) and not isinstance(value[0], (str, Sequence)) and not hasattr(
-            value[0], "__iter__"
+        return (
+            bool(value)
+            and not isinstance(value[0], (str, Sequence))
+            and not hasattr(value[0], "__iter__")
         )
     return True
 

@@ -52,9 +52,7 @@ class Opened:
             self.checkpoint.close()
 
 
-def open_target(
-    target: Any, *, tokenizer: Any, dtype: str, max_model_len: int | None
-) -> Opened:
+def open_target(target: Any, *, tokenizer: Any, dtype: str, max_model_len: int | None) -> Opened:
     """Open a checkpoint, or a file that `Engine.save` wrote, and its tokenizer.
 
     `tokenizer` None takes the checkpoint's own; a saved file has none. Raises as

@@ -72,9 +72,7 @@ class Metrics:
         return 1.0 / self.tpot_seconds if self.tpot_seconds > 0 else 0.0
 
     @classmethod
-    def of(
-        cls, counters: SequenceCounters, *, ttft: float, total: float
-    ) -> Metrics:
+    def of(cls, counters: SequenceCounters, *, ttft: float, total: float) -> Metrics:
         """From the core's counters and the request's own clock, in seconds."""
         after_first = counters.tokens - 1
         return cls(
@@ -88,8 +86,7 @@ class Metrics:
                 counters.full_accepted, counters.full_accepted + counters.first_rejections
             ),
             acceptance_rate_per_position=[
-                _ratio(a, d)
-                for a, d in zip(counters.accepted_at, counters.drafted_at, strict=True)
+                _ratio(a, d) for a, d in zip(counters.accepted_at, counters.drafted_at, strict=True)
             ],
             alpha_per_position=[
                 _ratio(a, a + r)

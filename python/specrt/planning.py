@@ -96,9 +96,7 @@ def core_config(fields: ModelFields, eos_token_ids: tuple[int, ...]) -> _core.Mo
 
 
 def shape_of(checkpoint: Checkpoint) -> ModelShape:
-    return ModelShape(
-        core_config(checkpoint.config, checkpoint.eos_token_ids), checkpoint.dtype
-    )
+    return ModelShape(core_config(checkpoint.config, checkpoint.eos_token_ids), checkpoint.dtype)
 
 
 def check_positive(**values: int | None) -> None:

@@ -108,9 +108,7 @@ class Request:
                 self._emit(text)
             return False
         pending = self._tail + text
-        found = [
-            (at, one) for one in self.params.stop_texts if (at := pending.find(one)) >= 0
-        ]
+        found = [(at, one) for one in self.params.stop_texts if (at := pending.find(one)) >= 0]
         if found:
             at, stop = min(found, key=lambda pair: (pair[0], -len(pair[1])))
             self.stop_reason = stop
@@ -131,7 +129,9 @@ class Request:
             self._emit(ready)
         return False
 
-    def _named(self, token: int, raw: tuple[float, int, list[tuple[int, float]]]) -> dict[int, Logprob]:
+    def _named(
+        self, token: int, raw: tuple[float, int, list[tuple[int, float]]]
+    ) -> dict[int, Logprob]:
         logprob, rank, top = raw
         named = {token: Logprob(logprob, rank, self._string(token))}
         for place, (other, value) in enumerate(top):

@@ -5,6 +5,7 @@ set(specrt_sources
     src/core/draft_tree.cpp
     src/core/error.cpp
     src/core/kv_cache.cpp
+    src/core/prefix_index.cpp
     src/core/sampling_params.cpp
     src/core/suffix_index.cpp
     src/core/types.cpp

@@ -11,6 +11,22 @@
 
 namespace specrt {
 
+enum class Activation : std::uint8_t { silu = 0, gelu_tanh = 1 };
+
+/// Where RMSNorms stand in a layer.
+enum class NormPlacement : std::uint8_t {
+  pre = 0,       ///< before attention and MLP (Llama)
+  post = 1,      ///< behind them, before the residual is added (OLMo 2)
+  sandwich = 2,  ///< both (Gemma 2 and 3)
+};
+
+/// RMSNorm of queries and keys before they are rotated.
+enum class QkNorm : std::uint8_t {
+  none = 0,
+  head = 1,   ///< each head by itself, weight [head_dim] (Qwen3, Gemma 3)
+  whole = 2,  ///< all heads together, weight [heads * head_dim] (OLMo 2)
+};
+
 /// Everything that decides a decoder-only transformer's arithmetic. A family (Llama, Qwen2, ...)
 /// is a way to fill this in; the core knows no families.
 struct SPECRT_API ModelConfig {
@@ -25,8 +41,20 @@ struct SPECRT_API ModelConfig {
   std::int64_t max_position_embeddings = 0;
   double norm_eps = 1e-5;
   double attention_scale = 0.0;          ///< 0: 1 / sqrt(head_dim)
-  std::vector<float> rope_inv_freq;      ///< head_dim / 2 values, scaling already applied
-  double rope_scale = 1.0;               ///< multiplies cos and sin
+  /// Rotary factors, any scaling applied: one value a rotated pair, at most head_dim / 2; fewer
+  /// rotate only the first 2 * size dimensions of a head.
+  std::vector<float> rope_inv_freq;
+  std::vector<float> rope_local_inv_freq;  ///< for layers with a window; empty: the same
+  double rope_scale = 1.0;               ///< multiplies cos and sin (of rope_inv_freq only)
+  std::vector<std::int64_t> windows;     ///< by layer, 0: all positions; empty: no windows
+  Activation activation = Activation::silu;
+  NormPlacement norm_placement = NormPlacement::pre;
+  QkNorm qk_norm = QkNorm::none;
+  double attention_softcap = 0.0;        ///< 0: none
+  double final_softcap = 0.0;            ///< of the logits; 0: none
+  double embedding_scale = 1.0;
+  double residual_scale = 1.0;           ///< multiplies what each block adds to the residual
+  double logits_scale = 1.0;
   bool qkv_bias = false;
   bool output_bias = false;
   bool mlp_bias = false;
@@ -35,6 +63,9 @@ struct SPECRT_API ModelConfig {
 
   /// Throws InvalidArgument naming the first field that does not fit the others.
   void check() const;
+  std::int64_t window_of(std::int64_t layer) const {
+    return windows.empty() ? 0 : windows[static_cast<std::size_t>(layer)];
+  }
 };
 
 /// One tensor that a model of a given config has to be given, by canonical name.
@@ -44,10 +75,11 @@ struct SPECRT_API TensorSpec {
 };
 
 /// The canonical tensors, in order:
-///   embedding [vocab, hidden], layers.{i}.attention_norm [hidden],
-///   layers.{i}.attention.{q,k,v,o} [out, in] (and .bias where the config has them),
-///   layers.{i}.mlp_norm [hidden], layers.{i}.mlp.{gate,up,down} (and .bias), norm [hidden],
-///   lm_head [vocab, hidden] (absent where embeddings are tied).
+///   embedding [vocab, hidden], layers.{i}.attention_norm and .attention_post_norm [hidden] (as
+///   norm_placement has them), layers.{i}.attention.{q,k,v,o} [out, in] (and .bias where the
+///   config has them), layers.{i}.attention.{q,k}_norm (as qk_norm has them),
+///   layers.{i}.mlp_norm and .mlp_post_norm [hidden], layers.{i}.mlp.{gate,up,down} (and .bias),
+///   norm [hidden], lm_head [vocab, hidden] (absent where embeddings are tied).
 SPECRT_API std::vector<TensorSpec> tensors_of(const ModelConfig& config);
 
 /// Bytes of packed weights: exactly what ModelBuilder allocates.

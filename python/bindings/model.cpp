@@ -7,45 +7,92 @@
 #include "specrt/error.h"
 
 namespace specrt::python {
+namespace {
+
+/// Keyword arguments by name: one place lists the fields, and an unknown name is an error.
+class Fields {
+ public:
+  explicit Fields(const py::kwargs& fields) : fields_(fields) {}
+  template <typename T>
+  void read(const char* name, T& value) {
+    known_ += 1;
+    if (!fields_.contains(name)) {
+      known_ -= 1;
+      return;
+    }
+    value = fields_[name].template cast<T>();
+  }
+  template <typename E>
+  void read_choice(const char* name, std::initializer_list<const char*> names, E& value) {
+    std::string text;
+    read(name, text);
+    if (text.empty()) return;
+    int index = 0;
+    for (const char* one : names) {
+      if (text == one) {
+        value = static_cast<E>(index);
+        return;
+      }
+      ++index;
+    }
+    throw InvalidArgument(expected_got(name, "one of the core's names", text));
+  }
+  void check_all_known() const {
+    if (known_ != fields_.size()) {
+      throw InvalidArgument("[model config] expected only fields of ModelConfig, got others");
+    }
+  }
+
+ private:
+  const py::kwargs& fields_;
+  std::size_t known_ = 0;
+};
+
+void read_fields(const py::kwargs& given, ModelConfig& c) {
+  Fields fields(given);
+  fields.read("family", c.family);
+  fields.read("vocab_size", c.vocab_size);
+  fields.read("hidden_size", c.hidden_size);
+  fields.read("intermediate_size", c.intermediate_size);
+  fields.read("num_layers", c.num_layers);
+  fields.read("num_heads", c.num_heads);
+  fields.read("num_kv_heads", c.num_kv_heads);
+  fields.read("head_dim", c.head_dim);
+  fields.read("max_position_embeddings", c.max_position_embeddings);
+  fields.read("norm_eps", c.norm_eps);
+  fields.read("attention_scale", c.attention_scale);
+  fields.read("rope_inv_freq", c.rope_inv_freq);
+  fields.read("rope_local_inv_freq", c.rope_local_inv_freq);
+  fields.read("rope_scale", c.rope_scale);
+  fields.read("windows", c.windows);
+  fields.read_choice("activation", {"silu", "gelu_tanh"}, c.activation);
+  fields.read_choice("norm_placement", {"pre", "post", "sandwich"}, c.norm_placement);
+  fields.read_choice("qk_norm", {"none", "head", "whole"}, c.qk_norm);
+  fields.read("attention_softcap", c.attention_softcap);
+  fields.read("final_softcap", c.final_softcap);
+  fields.read("embedding_scale", c.embedding_scale);
+  fields.read("residual_scale", c.residual_scale);
+  fields.read("logits_scale", c.logits_scale);
+  fields.read("qkv_bias", c.qkv_bias);
+  fields.read("output_bias", c.output_bias);
+  fields.read("mlp_bias", c.mlp_bias);
+  fields.read("tied_embeddings", c.tied_embeddings);
+  fields.read("eos_token_ids", c.eos_token_ids);
+  fields.check_all_known();
+}
+
+}  // namespace
 
 void bind_model(py::module_& module) {
   py::class_<ModelConfig>(module, "ModelConfig",
                           "Everything that decides a decoder-only transformer's arithmetic.")
-      .def(py::init([](std::string family, std::int64_t vocab_size, std::int64_t hidden_size,
-                       std::int64_t intermediate_size, std::int64_t num_layers,
-                       std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim,
-                       std::int64_t max_position_embeddings, double norm_eps,
-                       double attention_scale, std::vector<float> rope_inv_freq, double rope_scale,
-                       bool qkv_bias, bool output_bias, bool mlp_bias, bool tied_embeddings,
-                       std::vector<TokenId> eos_token_ids) {
+      .def(py::init([](const py::kwargs& fields) {
              ModelConfig c;
-             c.family = std::move(family);
-             c.vocab_size = vocab_size;
-             c.hidden_size = hidden_size;
-             c.intermediate_size = intermediate_size;
-             c.num_layers = num_layers;
-             c.num_heads = num_heads;
-             c.num_kv_heads = num_kv_heads;
-             c.head_dim = head_dim;
-             c.max_position_embeddings = max_position_embeddings;
-             c.norm_eps = norm_eps;
-             c.attention_scale = attention_scale;
-             c.rope_inv_freq = std::move(rope_inv_freq);
-             c.rope_scale = rope_scale;
-             c.qkv_bias = qkv_bias;
-             c.output_bias = output_bias;
-             c.mlp_bias = mlp_bias;
-             c.tied_embeddings = tied_embeddings;
-             c.eos_token_ids = std::move(eos_token_ids);
+             read_fields(fields, c);
              c.check();
              return c;
            }),
-           py::kw_only(), py::arg("family"), py::arg("vocab_size"), py::arg("hidden_size"),
-           py::arg("intermediate_size"), py::arg("num_layers"), py::arg("num_heads"),
-           py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("max_position_embeddings"),
-           py::arg("norm_eps"), py::arg("attention_scale"), py::arg("rope_inv_freq"),
-           py::arg("rope_scale"), py::arg("qkv_bias"), py::arg("output_bias"), py::arg("mlp_bias"),
-           py::arg("tied_embeddings"), py::arg("eos_token_ids") = std::vector<TokenId>{})
+           "Fields as keywords: see specrt.loading.ModelFields. Raises InvalidArgumentError.")
       .def_readonly("family", &ModelConfig::family)
       .def_readonly("vocab_size", &ModelConfig::vocab_size)
       .def_readonly("hidden_size", &ModelConfig::hidden_size)

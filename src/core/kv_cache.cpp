@@ -33,6 +33,21 @@ std::int64_t KvLayout::bytes() const {
   return bytes;
 }
 
+std::int64_t KvLayout::blocks_of(std::size_t group, std::int64_t positions) const {
+  const std::int64_t window = groups[group].window;
+  const std::int64_t all = (positions + block_size - 1) / block_size;
+  if (window == 0) return all;
+  // The window, what one pass adds before anything is freed, and a block cut at each end.
+  return std::min(all, (window + scratch_slots + block_size - 1) / block_size + 1);
+}
+
+void KvLayout::set_blocks(std::int64_t blocks, std::int64_t sequences) {
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const std::int64_t most = blocks_of(g, blocks * block_size);
+    groups[g].num_blocks = std::min(blocks, most * sequences);
+  }
+}
+
 void KvLayout::check() const {
   if (block_size < 1) {
     throw InvalidArgument(expected_got("block_size", "at least 1", std::to_string(block_size)));
@@ -57,6 +72,7 @@ KvCache::KvCache(const KvLayout& layout) : layout_(layout) {
   for (std::size_t g = 0; g < pools_.size(); ++g) {
     const std::int64_t blocks = layout_.groups[g].num_blocks;
     pools_[g].references.assign(static_cast<std::size_t>(blocks), 0);
+    pools_[g].remembered.assign(static_cast<std::size_t>(blocks), false);
     pools_[g].free.reserve(static_cast<std::size_t>(blocks));
     // Popped from the back, so low blocks are used first and the pool's pages stay few.
     for (std::int64_t b = blocks - 1; b >= 0; --b) {
@@ -85,37 +101,139 @@ std::int64_t KvCache::blocks_for(std::int64_t positions) const {
 // Blocks that this sequence was promised and has not taken. Shared blocks count as not taken: a
 // write to one takes a fresh block, and only the partial last one can be written.
 std::int64_t KvCache::owed(const Sequence& sequence, std::int64_t group) const {
-  const auto& table = sequence.tables[static_cast<std::size_t>(group)];
-  const auto& pool = pools_[static_cast<std::size_t>(group)];
-  std::int64_t taken = static_cast<std::int64_t>(table.size());
+  const auto g = static_cast<std::size_t>(group);
+  const auto& table = sequence.tables[g];
+  std::int64_t taken = static_cast<std::int64_t>(table.size()) - sequence.holes[g];
   if (!table.empty() && sequence.length % layout_.block_size != 0) {
     const std::int32_t last = table[static_cast<std::size_t>(sequence.length / layout_.block_size)];
-    if (last >= 0 && pool.references[static_cast<std::size_t>(last)] > 1) --taken;
+    if (last >= 0 && pools_[g].references[static_cast<std::size_t>(last)] > 1) --taken;
   }
-  return std::max<std::int64_t>(0, sequence.reserved_blocks - taken);
+  return std::max<std::int64_t>(0, sequence.reserved[g] - taken);
+}
+
+// Blocks that may still be promised or taken without a promise.
+std::int64_t KvCache::room(std::size_t group) const {
+  const Pool& pool = pools_[group];
+  return static_cast<std::int64_t>(pool.free.size()) + pool.idle - pool.set_aside;
 }
 
 bool KvCache::can_add(std::int64_t reserved_length) const {
-  return blocks_for(reserved_length) <= available_blocks();
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    if (layout_.blocks_of(g, reserved_length) > room(g)) return false;
+  }
+  return true;
 }
 
-void KvCache::add(SequenceId id, std::int64_t reserved_length) {
+bool KvCache::fits(std::int64_t reserved_length) const {
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    if (layout_.blocks_of(g, reserved_length) > layout_.groups[g].num_blocks) return false;
+  }
+  return true;
+}
+
+KvCache::Sequence& KvCache::enter(SequenceId id, std::int64_t reserved_length) {
   if (contains(id)) {
     throw InvalidArgument(expected_got("sequence", "a new id", std::to_string(id)));
   }
-  const std::int64_t blocks = blocks_for(reserved_length);
-  if (blocks > available_blocks()) {
-    throw CapacityError(expected_got("kv cache", std::to_string(blocks) + " blocks available",
-                                     std::to_string(available_blocks())));
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    const std::int64_t blocks = layout_.blocks_of(g, reserved_length);
+    if (blocks > room(g)) {
+      throw CapacityError(expected_got("kv cache", std::to_string(blocks) + " blocks available",
+                                       std::to_string(room(g))));
+    }
   }
   Sequence sequence;
-  sequence.reserved_blocks = blocks;
   sequence.tables.resize(pools_.size());
+  sequence.holes.resize(pools_.size());
   for (std::size_t g = 0; g < pools_.size(); ++g) {
-    sequence.tables[g].reserve(static_cast<std::size_t>(blocks));
-    pools_[g].set_aside += blocks;
+    sequence.reserved.push_back(layout_.blocks_of(g, reserved_length));
+    sequence.tables[g].reserve(static_cast<std::size_t>(blocks_for(reserved_length)));
+    pools_[g].set_aside += sequence.reserved[g];
   }
-  sequences_.emplace(id, std::move(sequence));
+  return sequences_.emplace(id, std::move(sequence)).first->second;
+}
+
+void KvCache::add(SequenceId id, std::int64_t reserved_length) { enter(id, reserved_length); }
+
+std::int64_t KvCache::add(SequenceId id, std::int64_t reserved_length,
+                          std::span<const TokenId> prompt) {
+  Sequence& sequence = enter(id, reserved_length);
+  if (!layout_.prefix_reuse || prompt.empty()) return 0;
+  const auto size = static_cast<std::size_t>(layout_.block_size);
+  const std::size_t most = (prompt.size() - 1) / size;
+  for (std::size_t b = 0; b < most; ++b) {
+    const std::int64_t next = prefixes_.find(sequence.prefix_node, prompt.subspan(b * size, size));
+    if (next == PrefixIndex::kNone) break;
+    prefixes_.touch(next);
+    const PrefixIndex::Node& node = prefixes_.node(next);
+    for (std::size_t g = 0; g < pools_.size(); ++g) {
+      const auto group = static_cast<std::int64_t>(g);
+      const std::int64_t before = owed(sequence, group);
+      hold(g, node.blocks[g]);
+      sequence.tables[g].push_back(node.blocks[g]);
+      refresh_set_aside(sequence, group, before);
+    }
+    sequence.prefix_node = next;
+    ++sequence.remembered;
+    advance(id, sequence.remembered * layout_.block_size);
+  }
+  return sequence.length;
+}
+
+void KvCache::remember(SequenceId id, std::span<const TokenId> tokens) {
+  if (!layout_.prefix_reuse) return;
+  Sequence& sequence = find(id);
+  const auto size = static_cast<std::size_t>(layout_.block_size);
+  while (static_cast<std::size_t>(sequence.remembered + 1) * size <=
+             static_cast<std::size_t>(sequence.length) &&
+         prefixes_.contains(sequence.prefix_node)) {
+    const auto b = static_cast<std::size_t>(sequence.remembered);
+    const auto own = tokens.subspan(b * size, size);
+    std::int64_t next = prefixes_.find(sequence.prefix_node, own);
+    if (next == PrefixIndex::kNone) {
+      std::vector<std::int32_t> blocks;
+      for (const auto& table : sequence.tables) blocks.push_back(table[b]);
+      // A block that has left its window before it could be remembered ends the chain here.
+      if (std::find(blocks.begin(), blocks.end(), -1) != blocks.end()) return;
+      next = prefixes_.insert(sequence.prefix_node, own, blocks);
+      for (std::size_t g = 0; g < pools_.size(); ++g) {
+        hold(g, blocks[g]);
+        pools_[g].remembered[static_cast<std::size_t>(blocks[g])] = true;
+      }
+    } else {
+      prefixes_.touch(next);
+    }
+    sequence.prefix_node = next;
+    ++sequence.remembered;
+  }
+}
+
+std::int64_t KvCache::remembered_blocks() const {
+  std::int64_t fewest = INT64_MAX;
+  for (const Pool& pool : pools_) fewest = std::min(fewest, pool.idle);
+  return fewest;
+}
+
+void KvCache::hold(std::size_t group, std::int32_t block) {
+  Pool& pool = pools_[group];
+  std::int32_t& references = pool.references[static_cast<std::size_t>(block)];
+  if (references == 1 && pool.remembered[static_cast<std::size_t>(block)]) --pool.idle;
+  ++references;
+}
+
+// Drops a node of the prefix index and all below it. Sequences that share its blocks keep them.
+void KvCache::forget(std::int64_t node) {
+  prefixes_.erase(node, [&](const PrefixIndex::Node& gone) {
+    for (std::size_t g = 0; g < pools_.size(); ++g) {
+      Pool& pool = pools_[g];
+      const auto block = static_cast<std::size_t>(gone.blocks[g]);
+      pool.remembered[block] = false;
+      if (--pool.references[block] == 0) {
+        --pool.idle;
+        pool.free.push_back(gone.blocks[g]);
+      }
+    }
+  });
 }
 
 void KvCache::fork(SequenceId parent, SequenceId child, std::int64_t reserved_length) {
@@ -124,24 +242,20 @@ void KvCache::fork(SequenceId parent, SequenceId child, std::int64_t reserved_le
   }
   const Sequence& source = find(parent);
   Sequence copy = source;
-  copy.reserved_blocks = std::max(blocks_for(reserved_length), blocks_for(source.length));
-  // Blocks past the committed length hold nothing that could be shared.
-  for (auto& table : copy.tables) {
+  const bool partial = source.length % layout_.block_size != 0;
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    // Blocks past the committed length hold nothing that could be shared.
+    auto& table = copy.tables[g];
     table.resize(static_cast<std::size_t>(
         std::min<std::int64_t>(static_cast<std::int64_t>(table.size()), blocks_for(copy.length))));
-  }
-  for (std::size_t g = 0; g < pools_.size(); ++g) {
-    // Both may have to copy the shared partial block: the first to write takes a block, the
-    // other is then alone with it. One extra block covers it; it is charged to the child.
-    const bool partial = source.length % layout_.block_size != 0;
-    const std::int64_t need =
-        copy.reserved_blocks - static_cast<std::int64_t>(copy.tables[g].size()) + (partial ? 1 : 0);
-    const std::int64_t available =
-        static_cast<std::int64_t>(pools_[g].free.size()) - pools_[g].set_aside;
-    // The parent's own partial block becomes shared, so it too is owed one until it is alone.
-    if (need + (partial ? 1 : 0) > available) {
+    const std::int64_t held = static_cast<std::int64_t>(table.size()) - copy.holes[g];
+    copy.reserved[g] =
+        std::max(layout_.blocks_of(g, std::max(reserved_length, source.length)), held);
+    // Both may have to copy the shared partial block, so each is owed one more for it.
+    const std::int64_t need = copy.reserved[g] - held + (partial ? 2 : 0);
+    if (need > room(g)) {
       throw CapacityError(expected_got("kv cache", std::to_string(need) + " blocks available",
-                                       std::to_string(available)));
+                                       std::to_string(room(g))));
     }
   }
   for (std::size_t g = 0; g < pools_.size(); ++g) {
@@ -149,7 +263,7 @@ void KvCache::fork(SequenceId parent, SequenceId child, std::int64_t reserved_le
     Sequence& original = find(parent);
     const std::int64_t before = owed(original, group);
     for (const std::int32_t block : copy.tables[g]) {
-      if (block >= 0) ++pools_[g].references[static_cast<std::size_t>(block)];
+      if (block >= 0) hold(g, block);
     }
     pools_[g].set_aside += owed(original, group) - before + owed(copy, group);
   }
@@ -183,7 +297,13 @@ std::int32_t KvCache::scratch_slot(std::int64_t group, std::int64_t index) const
 }
 
 std::int32_t KvCache::take(std::int64_t group) {
-  Pool& pool = pools_[static_cast<std::size_t>(group)];
+  const auto g = static_cast<std::size_t>(group);
+  Pool& pool = pools_[g];
+  if (pool.free.empty()) {
+    forget(prefixes_.oldest([&](const PrefixIndex::Node& node) {
+      return pool.references[static_cast<std::size_t>(node.blocks[g])] == 1;
+    }));
+  }
   const std::int32_t block = pool.free.back();
   pool.free.pop_back();
   pool.references[static_cast<std::size_t>(block)] = 1;
@@ -211,6 +331,7 @@ void KvCache::drop(SequenceId id, std::int64_t group, std::size_t index, std::in
   }
   const std::int64_t before = other != nullptr ? owed(*other, group) : 0;
   --references;
+  if (references == 1 && pool.remembered[static_cast<std::size_t>(block)]) ++pool.idle;
   if (other != nullptr) refresh_set_aside(*other, group, before);
 }
 
@@ -234,11 +355,10 @@ void KvCache::prepare(SequenceId id, std::int64_t new_length, std::vector<Move>&
     const std::int64_t need =
         std::max<std::int64_t>(0, want - static_cast<std::int64_t>(sequence.tables[g].size())) +
         (shared(g) ? 1 : 0);
-    const std::int64_t room = static_cast<std::int64_t>(pools_[g].free.size()) -
-                              pools_[g].set_aside + owed(sequence, static_cast<std::int64_t>(g));
-    if (need > room) {
+    const std::int64_t own_room = room(g) + owed(sequence, static_cast<std::int64_t>(g));
+    if (need > own_room) {
       throw CapacityError(expected_got("kv cache", std::to_string(need) + " free blocks",
-                                       std::to_string(room)));
+                                       std::to_string(own_room)));
     }
   }
   for (std::size_t g = 0; g < pools_.size(); ++g) {
@@ -282,6 +402,7 @@ void KvCache::advance(SequenceId id, std::int64_t new_length) {
         if (entry < 0) break;
         const std::int32_t block = entry;
         entry = -1;
+        ++sequence.holes[g];
         drop(id, group, static_cast<std::size_t>(b), block);
       }
     }
@@ -334,6 +455,7 @@ void KvCache::truncate(SequenceId id, std::int64_t new_length) {
     while (static_cast<std::int64_t>(table.size()) > keep) {
       const std::int32_t block = table.back();
       table.pop_back();
+      if (block < 0) --sequence.holes[g];
       drop(id, group, table.size(), block);
     }
     const std::int64_t old_length = sequence.length;
@@ -346,15 +468,13 @@ void KvCache::truncate(SequenceId id, std::int64_t new_length) {
 
 std::int64_t KvCache::available_blocks() const {
   std::int64_t fewest = INT64_MAX;
-  for (const Pool& pool : pools_) {
-    fewest = std::min(fewest, static_cast<std::int64_t>(pool.free.size()) - pool.set_aside);
-  }
+  for (std::size_t g = 0; g < pools_.size(); ++g) fewest = std::min(fewest, room(g));
   return std::max<std::int64_t>(0, fewest);
 }
 
 std::int64_t KvCache::used_blocks(std::int64_t group) const {
   const Pool& pool = pools_[static_cast<std::size_t>(group)];
-  return static_cast<std::int64_t>(pool.references.size() - pool.free.size());
+  return static_cast<std::int64_t>(pool.references.size() - pool.free.size()) - pool.idle;
 }
 
 void KvCache::check_invariants() const {
@@ -365,12 +485,21 @@ void KvCache::check_invariants() const {
     const Pool& pool = pools_[g];
     std::vector<std::int32_t> seen(pool.references.size(), 0);
     std::int64_t set_aside = 0;
+    std::int64_t idle = 0;
+    for (const auto& [id, node] : prefixes_.nodes()) {
+      const auto block = static_cast<std::size_t>(node.blocks[g]);
+      ++seen[block];
+      if (!pool.remembered[block]) fail("the prefix index holds a block unknown to its pool");
+      if (pool.references[block] == 1) ++idle;
+    }
+    if (idle != pool.idle) fail("the count of idle remembered blocks is off");
     for (const auto& [id, sequence] : sequences_) {
       const auto& table = sequence.tables[g];
       set_aside += owed(sequence, static_cast<std::int64_t>(g));
       if (blocks_for(sequence.length) > static_cast<std::int64_t>(table.size())) {
         fail("sequence " + std::to_string(id) + " is longer than its table");
       }
+      if (std::count(table.begin(), table.end(), -1) != sequence.holes[g]) fail("holes miscounted");
       for (const std::int32_t block : table) {
         if (block < -1 || block >= static_cast<std::int32_t>(seen.size())) {
           fail("a table of sequence " + std::to_string(id) + " names block " +
@@ -388,14 +517,14 @@ void KvCache::check_invariants() const {
     for (std::size_t b = 0; b < seen.size(); ++b) {
       if (seen[b] != pool.references[b]) {
         fail("block " + std::to_string(b) + " is in " + std::to_string(seen[b]) +
-             " tables and counts " + std::to_string(pool.references[b]));
+             " tables and prefixes and counts " + std::to_string(pool.references[b]));
       }
       if (is_free[b] != (seen[b] == 0)) fail("block " + std::to_string(b) + " is lost");
     }
     if (set_aside != pool.set_aside) {
       fail("set aside " + std::to_string(pool.set_aside) + ", owed " + std::to_string(set_aside));
     }
-    if (pool.set_aside > static_cast<std::int64_t>(pool.free.size())) {
+    if (pool.set_aside > static_cast<std::int64_t>(pool.free.size()) + pool.idle) {
       fail("more promised than free");
     }
   }

@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/prefix_index.h"
 #include "specrt/types.h"
 
 namespace specrt {
@@ -30,11 +31,17 @@ struct KvGroup {
 
 struct KvLayout {
   std::int64_t block_size = 16;
-  std::int64_t scratch_slots = 0;  ///< for draft nodes, after the blocks' slots, in every group
+  std::int64_t scratch_slots = 0;  ///< for draft nodes, after the blocks' slots, in every group;
+                                   ///< no pass writes more positions of a sequence than this
+  bool prefix_reuse = false;       ///< keep full blocks of ended sequences for later prompts
   std::vector<KvGroup> groups;
   std::int64_t bytes_per_block() const;  ///< one block in every group
   std::int64_t scratch_bytes() const;
   std::int64_t bytes() const;
+  /// Blocks of a group that a sequence of so many positions holds at most.
+  std::int64_t blocks_of(std::size_t group, std::int64_t positions) const;
+  /// Sizes every group so that `blocks` blocks of positions fit, in `sequences` sequences at most.
+  void set_blocks(std::int64_t blocks, std::int64_t sequences);
   void check() const;
 };
 
@@ -62,6 +69,16 @@ class KvCache {
   /// are not there.
   void add(SequenceId id, std::int64_t reserved_length);
   bool can_add(std::int64_t reserved_length) const;
+  /// Whether an empty cache could take it.
+  bool fits(std::int64_t reserved_length) const;
+
+  /// As add(), sharing the blocks of the longest known prefix of `prompt`, which leaves at least
+  /// its last token to be computed. Returns how many positions are committed already.
+  std::int64_t add(SequenceId id, std::int64_t reserved_length, std::span<const TokenId> prompt);
+  /// `tokens` are the sequence's: its full committed blocks become known to later prompts.
+  void remember(SequenceId id, std::span<const TokenId> tokens);
+  /// Blocks that only the prefix index holds, the fewest of all groups.
+  std::int64_t remembered_blocks() const;
 
   /// `child` starts with all of the parent's positions, sharing its blocks.
   void fork(SequenceId parent, SequenceId child, std::int64_t reserved_length);
@@ -101,13 +118,18 @@ class KvCache {
  private:
   struct Sequence {
     std::int64_t length = 0;
-    std::int64_t reserved_blocks = 0;
+    std::vector<std::int64_t> reserved;             // blocks, a group each
     std::vector<std::vector<std::int32_t>> tables;  // a group each; -1: left the window
+    std::vector<std::int64_t> holes;                // leading -1s, a group each
+    std::int64_t prefix_node = PrefixIndex::kRoot;  // of the last remembered block
+    std::int64_t remembered = 0;                    // blocks
   };
   struct Pool {
     std::vector<std::int32_t> free;
     std::vector<std::int32_t> references;
-    std::int64_t set_aside = 0;  // promised to sequences and not yet taken by them
+    std::vector<bool> remembered;  // by block: the prefix index holds one of its references
+    std::int64_t idle = 0;         // remembered blocks that nobody else holds
+    std::int64_t set_aside = 0;    // promised to sequences and not yet taken by them
   };
 
   const Sequence& find(SequenceId id) const;
@@ -115,12 +137,17 @@ class KvCache {
   std::int64_t blocks_for(std::int64_t positions) const;
   std::int64_t owed(const Sequence& sequence, std::int64_t group) const;
   void refresh_set_aside(Sequence& sequence, std::int64_t group, std::int64_t owed_before);
+  std::int64_t room(std::size_t group) const;
+  Sequence& enter(SequenceId id, std::int64_t reserved_length);
   std::int32_t take(std::int64_t group);
+  void hold(std::size_t group, std::int32_t block);
+  void forget(std::int64_t node);
   void drop(SequenceId id, std::int64_t group, std::size_t index, std::int32_t block);
 
   KvLayout layout_;
   std::vector<Pool> pools_;
   std::unordered_map<SequenceId, Sequence> sequences_;
+  PrefixIndex prefixes_;
 };
 
 }  // namespace specrt

@@ -21,6 +21,7 @@ SPECRT_INLINE F load_lanes(const std::uint16_t* p, std::int64_t lanes) {
 /// Where one chunk's positions start in the cache, in elements.
 struct Places {
   int count = 0;
+  int first = 0;  ///< positions before it have left the window
   std::int64_t at[kChunk];
 };
 
@@ -29,12 +30,14 @@ SPECRT_INLINE void find_places(const AttentionArgs& args, const AttentionRow& ro
   const std::int64_t total = row.table_positions + row.path_length;
   const std::int64_t left = total - begin;
   places.count = static_cast<int>(left < 0 ? 0 : left < kChunk ? left : kChunk);
+  const std::int64_t gone = args.window > 0 ? total - args.window - begin : 0;
+  places.first = static_cast<int>(gone < 0 ? 0 : gone < places.count ? gone : places.count);
   const std::int64_t stride = args.kv_heads * args.head_dim;
   const std::int64_t base = kv_head * args.head_dim;
-  int i = 0;
-  if (begin < row.table_positions) {
-    std::int64_t block = begin / args.block_size;
-    std::int64_t inside = begin % args.block_size;
+  int i = places.first;
+  if (begin + i < row.table_positions) {
+    std::int64_t block = (begin + i) / args.block_size;
+    std::int64_t inside = (begin + i) % args.block_size;
     for (; i < places.count && begin + i < row.table_positions; ++i) {
       places.at[i] = (row.table[block] * args.block_size + inside) * stride + base;
       if (++inside == args.block_size) {
@@ -46,6 +49,8 @@ SPECRT_INLINE void find_places(const AttentionArgs& args, const AttentionRow& ro
   for (; i < places.count; ++i) {
     places.at[i] = row.path[begin + i - row.table_positions] * stride + base;
   }
+  // What has left the window may be gone from the cache; its scores are masked below.
+  for (i = 0; i < places.first; ++i) places.at[i] = places.at[places.first];
 }
 
 SPECRT_INLINE void prefetch_row(const void* row, std::int64_t bytes) {
@@ -89,10 +94,15 @@ SPECRT_INLINE void score(const AttentionArgs& args, const float* q, const Places
       for (int g = 0; g < G; ++g) store(parts[g] + j * kWidth, sums[g]);
     }
     for (int g = 0; g < G; ++g) {
-      store(scores[g] + first, mul(reduce_rows(parts[g]), set1(args.scale)));
+      F value = mul(reduce_rows(parts[g]), set1(args.scale));
+      if (args.softcap > 0.0f) {
+        value = mul(hyperbolic_tangent(div(value, set1(args.softcap))), set1(args.softcap));
+      }
+      store(scores[g] + first, value);
     }
   }
   for (int g = 0; g < G; ++g) {
+    for (int j = 0; j < here.first; ++j) scores[g][j] = -__builtin_inff();
     for (int j = here.count; j < kChunk; ++j) scores[g][j] = -__builtin_inff();
   }
 }
@@ -137,7 +147,7 @@ SPECRT_INLINE void weigh(const AttentionArgs& args, const Places& here,
       sums[g][v] = mul(before, set1(rescale[g]));
     }
   }
-  for (int j = 0; j < here.count; ++j) {
+  for (int j = here.first; j < here.count; ++j) {
     F value[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) value[v] = load_lanes(values + here.at[j] + v * kWidth, lanes);
@@ -204,9 +214,11 @@ void attend(const AttentionArgs& args, const AttentionRow& row, std::int64_t kv_
   Softmax states[kMaxGroup];
   for (int g = 0; g < group; ++g) states[g] = {-__builtin_inff(), 0.0f};
   Places places[2];
-  find_places(args, row, kv_head, 0, places[0]);
+  const std::int64_t gone = args.window > 0 && total > args.window ? total - args.window : 0;
+  const std::int64_t start = gone / kChunk * kChunk;
+  find_places(args, row, kv_head, start, places[0]);
   int now = 0;
-  for (std::int64_t begin = 0; begin < total; begin += kChunk, now = 1 - now) {
+  for (std::int64_t begin = start; begin < total; begin += kChunk, now = 1 - now) {
     find_places(args, row, kv_head, begin + kChunk, places[1 - now]);
     for (int g = 0; g < group; g += kHeadsAtOnce) {
       const int heads = group - g < kHeadsAtOnce ? group - g : kHeadsAtOnce;

@@ -96,6 +96,45 @@ void silu_mul(const float* gate, const float* up, std::int64_t n, bool round, fl
   });
 }
 
+/// tanh(x) = 1 - 2 / (exp(2x) + 1): exact at the ends, within a rounding of 1 near zero.
+SPECRT_INLINE F hyperbolic_tangent(F x) {
+  const F one = set1(1.0f);
+  return sub(one, div(set1(2.0f), add(exponential(add(x, x)), one)));
+}
+
+void gelu_mul(const float* gate, const float* up, std::int64_t n, bool round, float* out) {
+  for_vectors(n, [&](std::int64_t i, std::int64_t lanes) __attribute__((always_inline)) {
+    const F g = load_lanes(gate + i, lanes);
+    // x * (1 + tanh(u)) / 2 = x / (1 + exp(-2u)) with u = sqrt(2 / pi) * (x + 0.044715 x^3).
+    const F cubic = mul(mul(mul(g, g), g), set1(0.044715f));
+    const F minus_two_u = mul(add(g, cubic), set1(-1.5957691216057308f));
+    F value = div(g, add(set1(1.0f), exponential(minus_two_u)));
+    value = mul(value, load_lanes(up + i, lanes));
+    if (round) value = round_bf16(value);
+    store_lanes(out + i, value, lanes);
+  });
+}
+
+void softcap(float* x, std::int64_t n, float cap) {
+  for_vectors(n, [&](std::int64_t i, std::int64_t lanes) __attribute__((always_inline)) {
+    const F value = load_lanes(x + i, lanes);
+    store_lanes(x + i, mul(hyperbolic_tangent(div(value, set1(cap))), set1(cap)), lanes);
+  });
+}
+
+void scale_by(float* x, std::int64_t n, float scale) {
+  for_vectors(n, [&](std::int64_t i, std::int64_t lanes) __attribute__((always_inline)) {
+    store_lanes(x + i, mul(load_lanes(x + i, lanes), set1(scale)), lanes);
+  });
+}
+
+void add_scaled(float* x, const float* y, std::int64_t n, float scale) {
+  for_vectors(n, [&](std::int64_t i, std::int64_t lanes) __attribute__((always_inline)) {
+    const F value = fma(set1(scale), load_lanes(y + i, lanes), load_lanes(x + i, lanes));
+    store_lanes(x + i, value, lanes);
+  });
+}
+
 void store_as(const float* x, std::int64_t n, DType dtype, void* out) {
   if (dtype == DType::f32) {
     __builtin_memcpy(out, x, static_cast<std::size_t>(n) * 4);

@@ -15,6 +15,10 @@ constexpr Kernels table_named(const char* name) {
   table.rms_norm = rms_norm;
   table.rope = rope;
   table.silu_mul = silu_mul;
+  table.gelu_mul = gelu_mul;
+  table.softcap = softcap;
+  table.scale = scale_by;
+  table.add_scaled = add_scaled;
   table.store = store_as;
   table.load = load_as;
   table.attention = attention;

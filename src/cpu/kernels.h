@@ -61,6 +61,8 @@ struct AttentionArgs {
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
   float scale = 0.0f;
+  float softcap = 0.0f;         ///< > 0: scores become softcap * tanh(score / softcap)
+  std::int64_t window = 0;      ///< > 0: only the last `window` positions, the token itself included
   bool round_output = false;    ///< out rounded to bf16 values
   const AttentionRow* rows = nullptr;
 };
@@ -103,6 +105,16 @@ struct Kernels {
 
   /// out[i] = silu(gate[i]) * up[i], rounded to bf16 where asked.
   void (*silu_mul)(const float* gate, const float* up, std::int64_t n, bool round, float* out);
+
+  /// out[i] = gelu(gate[i]) * up[i] with gelu's tanh form, rounded to bf16 where asked.
+  void (*gelu_mul)(const float* gate, const float* up, std::int64_t n, bool round, float* out);
+
+  /// x[i] = cap * tanh(x[i] / cap).
+  void (*softcap)(float* x, std::int64_t n, float cap);
+  /// x[i] *= scale.
+  void (*scale)(float* x, std::int64_t n, float scale);
+  /// x[i] += scale * y[i].
+  void (*add_scaled)(float* x, const float* y, std::int64_t n, float scale);
 
   /// Stores floats as dtype (round to nearest even).
   void (*store)(const float* x, std::int64_t n, DType dtype, void* out);

@@ -46,19 +46,45 @@ void ModelConfig::check() const {
                             ", at most 64 query heads each",
         std::to_string(num_kv_heads)));
   }
-  if (static_cast<std::int64_t>(rope_inv_freq.size()) != head_dim / 2) {
-    throw InvalidArgument(expected_got("rope_inv_freq",
-                                       "head_dim / 2 = " + std::to_string(head_dim / 2) + " values",
-                                       std::to_string(rope_inv_freq.size())));
+  const auto check_rope = [&](const char* field, const std::vector<float>& factors) {
+    if (factors.empty() || static_cast<std::int64_t>(factors.size()) > head_dim / 2) {
+      throw InvalidArgument(
+          expected_got(field, "from 1 to head_dim / 2 = " + std::to_string(head_dim / 2) + " values",
+                       std::to_string(factors.size())));
+    }
+    for (const float value : factors) {
+      if (!std::isfinite(value)) {
+        throw InvalidArgument(expected_got(field, "finite values", std::to_string(value)));
+      }
+    }
+  };
+  check_rope("rope_inv_freq", rope_inv_freq);
+  if (!rope_local_inv_freq.empty()) {
+    check_rope("rope_local_inv_freq", rope_local_inv_freq);
+    if (rope_local_inv_freq.size() != rope_inv_freq.size()) {
+      throw InvalidArgument(expected_got("rope_local_inv_freq",
+                                         "as many values as rope_inv_freq, " +
+                                             std::to_string(rope_inv_freq.size()),
+                                         std::to_string(rope_local_inv_freq.size())));
+    }
   }
-  for (const float value : rope_inv_freq) {
-    if (!std::isfinite(value)) {
-      throw InvalidArgument(expected_got("rope_inv_freq", "finite values", std::to_string(value)));
+  if (!windows.empty() && static_cast<std::int64_t>(windows.size()) != num_layers) {
+    throw InvalidArgument(expected_got("windows", "none or one a layer, " + std::to_string(num_layers),
+                                       std::to_string(windows.size())));
+  }
+  for (const std::int64_t window : windows) {
+    if (window < 0) {
+      throw InvalidArgument(expected_got("windows", "at least 0", std::to_string(window)));
     }
   }
   for (const auto& [field, value] : {std::pair{"norm_eps", norm_eps},
                                      {"attention_scale", attention_scale},
-                                     {"rope_scale", rope_scale}}) {
+                                     {"rope_scale", rope_scale},
+                                     {"attention_softcap", attention_softcap},
+                                     {"final_softcap", final_softcap},
+                                     {"embedding_scale", embedding_scale},
+                                     {"residual_scale", residual_scale},
+                                     {"logits_scale", logits_scale}}) {
     if (!std::isfinite(value) || value < 0) {
       throw InvalidArgument(
           expected_got(field, "a finite number of at least 0", std::to_string(value)));
@@ -93,11 +119,20 @@ class LayoutMaker {
     }
     for (std::int64_t i = 0; i < config_.num_layers; ++i) {
       const std::string layer = "layers." + std::to_string(i) + ".";
-      whole_vector(layer + "attention_norm", hidden);
+      const bool pre = config_.norm_placement != NormPlacement::post;
+      const bool post = config_.norm_placement != NormPlacement::pre;
+      if (pre) whole_vector(layer + "attention_norm", hidden);
+      if (post) whole_vector(layer + "attention_post_norm", hidden);
       fused(layer + "attention.qkv", hidden, config_.qkv_bias,
             {{layer + "attention.q", q}, {layer + "attention.k", kv}, {layer + "attention.v", kv}});
       fused(layer + "attention.o", q, config_.output_bias, {{layer + "attention.o", hidden}});
-      whole_vector(layer + "mlp_norm", hidden);
+      if (config_.qk_norm != QkNorm::none) {
+        const bool head = config_.qk_norm == QkNorm::head;
+        whole_vector(layer + "attention.q_norm", head ? config_.head_dim : q);
+        whole_vector(layer + "attention.k_norm", head ? config_.head_dim : kv);
+      }
+      if (pre) whole_vector(layer + "mlp_norm", hidden);
+      if (post) whole_vector(layer + "mlp_post_norm", hidden);
       fused(layer + "mlp.gate_up", hidden, config_.mlp_bias,
             {{layer + "mlp.gate", ffn}, {layer + "mlp.up", ffn}});
       fused(layer + "mlp.down", ffn, config_.mlp_bias, {{layer + "mlp.down", hidden}});

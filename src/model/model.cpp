@@ -33,6 +33,10 @@ void ModelData::resolve() {
     weights.output = matrix(layer + "attention.o");
     weights.output_bias = vector(layer + "attention.o.bias");
     weights.mlp_norm = vector(layer + "mlp_norm");
+    weights.mlp_post_norm = vector(layer + "mlp_post_norm");
+    weights.attention_post_norm = vector(layer + "attention_post_norm");
+    weights.q_norm = vector(layer + "attention.q_norm");
+    weights.k_norm = vector(layer + "attention.k_norm");
     weights.gate_up = matrix(layer + "mlp.gate_up");
     weights.gate_up_bias = vector(layer + "mlp.gate_up.bias");
     weights.down = matrix(layer + "mlp.down");

@@ -18,7 +18,7 @@
 namespace specrt {
 namespace {
 
-constexpr char kMagic[16] = "specrt model 1\n";
+constexpr char kMagic[16] = "specrt model 2\n";
 constexpr std::int64_t kPage = 4096;
 
 static_assert(std::endian::native == std::endian::little, "the file format is little-endian");
@@ -93,12 +93,21 @@ std::string config_to_text(const ModelConfig& c, DType dtype) {
       << "\nnum_layers " << c.num_layers << "\nnum_heads " << c.num_heads << "\nnum_kv_heads "
       << c.num_kv_heads << "\nhead_dim " << c.head_dim << "\nmax_position_embeddings "
       << c.max_position_embeddings << "\nnorm_eps " << to_text(c.norm_eps) << "\nattention_scale "
-      << to_text(c.attention_scale) << "\nrope_scale " << to_text(c.rope_scale) << "\nqkv_bias "
+      << to_text(c.attention_scale) << "\nrope_scale " << to_text(c.rope_scale) << "\nactivation "
+      << static_cast<int>(c.activation) << "\nnorm_placement " << static_cast<int>(c.norm_placement)
+      << "\nqk_norm " << static_cast<int>(c.qk_norm) << "\nattention_softcap "
+      << to_text(c.attention_softcap) << "\nfinal_softcap " << to_text(c.final_softcap)
+      << "\nembedding_scale " << to_text(c.embedding_scale) << "\nresidual_scale "
+      << to_text(c.residual_scale) << "\nlogits_scale " << to_text(c.logits_scale) << "\nqkv_bias "
       << c.qkv_bias << "\noutput_bias " << c.output_bias << "\nmlp_bias " << c.mlp_bias
       << "\ntied_embeddings " << c.tied_embeddings << "\n";
   // Bit patterns: the same factors come back.
   out << "rope_inv_freq";
   for (const float value : c.rope_inv_freq) out << " " << std::bit_cast<std::uint32_t>(value);
+  out << "\nrope_local_inv_freq";
+  for (const float value : c.rope_local_inv_freq) out << " " << std::bit_cast<std::uint32_t>(value);
+  out << "\nwindows";
+  for (const std::int64_t window : c.windows) out << " " << window;
   out << "\neos_token_ids";
   for (const TokenId token : c.eos_token_ids) out << " " << token;
   out << "\n";
@@ -133,14 +142,34 @@ void config_from_text(const std::string& text, const std::string& path, ModelCon
   c.norm_eps = parse<double>(fields, "norm_eps", path);
   c.attention_scale = parse<double>(fields, "attention_scale", path);
   c.rope_scale = parse<double>(fields, "rope_scale", path);
+  const auto choice = [&](const char* key, std::int64_t last) {
+    const std::int64_t value = integer(key);
+    if (value < 0 || value > last) {
+      throw LoadError(expected_got(path + ": " + key, "from 0 to " + std::to_string(last),
+                                   std::to_string(value)));
+    }
+    return value;
+  };
+  c.activation = static_cast<Activation>(choice("activation", 1));
+  c.norm_placement = static_cast<NormPlacement>(choice("norm_placement", 2));
+  c.qk_norm = static_cast<QkNorm>(choice("qk_norm", 2));
+  c.attention_softcap = parse<double>(fields, "attention_softcap", path);
+  c.final_softcap = parse<double>(fields, "final_softcap", path);
+  c.embedding_scale = parse<double>(fields, "embedding_scale", path);
+  c.residual_scale = parse<double>(fields, "residual_scale", path);
+  c.logits_scale = parse<double>(fields, "logits_scale", path);
   c.qkv_bias = flag("qkv_bias");
   c.output_bias = flag("output_bias");
   c.mlp_bias = flag("mlp_bias");
   c.tied_embeddings = flag("tied_embeddings");
-  std::istringstream frequencies(fields["rope_inv_freq"]);
-  for (std::uint32_t bits = 0; frequencies >> bits;) {
-    c.rope_inv_freq.push_back(std::bit_cast<float>(bits));
-  }
+  const auto factors = [&](const char* key, std::vector<float>& out) {
+    std::istringstream words(fields[key]);
+    for (std::uint32_t bits = 0; words >> bits;) out.push_back(std::bit_cast<float>(bits));
+  };
+  factors("rope_inv_freq", c.rope_inv_freq);
+  factors("rope_local_inv_freq", c.rope_local_inv_freq);
+  std::istringstream windows(fields["windows"]);
+  for (std::int64_t window = 0; windows >> window;) c.windows.push_back(window);
   std::istringstream tokens(fields["eos_token_ids"]);
   for (TokenId token = 0; tokens >> token;) c.eos_token_ids.push_back(token);
 }

@@ -47,12 +47,16 @@ struct Matrix {
 };
 
 struct LayerWeights {
-  const float* attention_norm = nullptr;
+  const float* attention_norm = nullptr;  ///< null where norms stand behind the blocks only
+  const float* attention_post_norm = nullptr;
+  const float* q_norm = nullptr;
+  const float* k_norm = nullptr;
   Matrix qkv;  ///< rows: q heads, k heads, v heads
   const float* qkv_bias = nullptr;
   Matrix output;
   const float* output_bias = nullptr;
   const float* mlp_norm = nullptr;
+  const float* mlp_post_norm = nullptr;
   Matrix gate_up;  ///< rows: gate, up
   const float* gate_up_bias = nullptr;
   Matrix down;

@@ -1,6 +1,9 @@
 #include "specrt/decoder.h"
 
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
+
+#include <optional>
 
 #include "bindings.h"
 #include "specrt/error.h"
@@ -34,6 +37,16 @@ const char* finish_name(Finish finish) {
   return "";
 }
 
+// Typed for the stubs.
+using PyLogprobs =
+    py::typing::Tuple<float, std::int64_t,
+                      py::typing::List<py::typing::Tuple<TokenId, float>>>;
+using PyProgress =
+    py::typing::Tuple<SequenceId, py::typing::List<TokenId>,
+                      py::typing::Optional<py::typing::List<PyLogprobs>>, py::str,
+                      py::typing::Optional<SequenceCounters>, py::str>;
+using PyState = py::typing::Tuple<SequenceId, std::int64_t, std::int64_t, std::int64_t, bool>;
+
 py::object token_logprobs(const TokenLogprobs& entry) {
   py::list top;
   for (const auto& [token, logprob] : entry.top) top.append(py::make_tuple(token, logprob));
@@ -42,8 +55,8 @@ py::object token_logprobs(const TokenLogprobs& entry) {
 
 // (id, tokens, logprobs or None, finish or "", counters or None, error): plain tuples, since one
 // is made for every sequence and round.
-py::list to_python(std::span<const Progress> progress) {
-  py::list out;
+py::typing::List<PyProgress> to_python(std::span<const Progress> progress) {
+  py::typing::List<PyProgress> out;
   for (const Progress& p : progress) {
     py::list tokens;
     for (const TokenId token : p.tokens) tokens.append(token);
@@ -152,7 +165,7 @@ void bind_decoder(py::module_& module) {
       .def_property_readonly("idle", &Decoder::idle)
       .def("sequences",
            [](const Decoder& decoder) {
-             py::list out;
+             py::typing::List<PyState> out;
              for (const SequenceState& s : decoder.sequences()) {
                out.append(py::make_tuple(s.id, s.prompt_left, s.length, s.tokens_left, s.has_drafter));
              }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,7 +63,9 @@ def options(
 def generate(
     model: Annotated[str, typer.Argument(help="A folder, a GGUF file or a Hugging Face hub id.")],
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads standard input.")],
-    chat: Annotated[bool, typer.Option(help="Send the prompt as a user's message.")] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Send the prompt as a user's message.")
+    ] = False,
     drafter: Annotated[
         str | None, typer.Option(help="ngram, or a smaller model as for MODEL.")
     ] = None,
@@ -71,21 +74,27 @@ def generate(
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option()] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Sum of probabilities to keep; 1 is all.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="0 is no limit.")] = 0,
-    min_p: Annotated[float, typer.Option()] = 0.0,
+    min_p: Annotated[float, typer.Option(help="Least share of the likeliest token's.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Repeats a sampled text.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End at this text; repeatable.")] = None,
     stop_token_ids: Annotated[
         list[int] | None, typer.Option(help="End at this token; repeatable.")
     ] = None,
-    include_stop_str_in_output: Annotated[bool, typer.Option()] = False,
-    ignore_eos: Annotated[bool, typer.Option(help="Go on after the end token.")] = False,
+    include_stop_str_in_output: Annotated[
+        bool, typer.Option("--include-stop-str-in-output", help="Leave the stop in the text.")
+    ] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after the end token.")
+    ] = False,
     skip_special_tokens: Annotated[bool, typer.Option()] = True,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="All usable cores unless given.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Prompt and output together.")] = None,
-    kv_cache_bytes: Annotated[int | None, typer.Option()] = None,
+    kv_cache_bytes: Annotated[
+        int | None, typer.Option(help="Target's and drafter's KV cache together.")
+    ] = None,
     cpu_isa: Annotated[str, typer.Option(help="auto, scalar, avx2 or avx512.")] = "auto",
     metrics: Annotated[
         bool, typer.Option(help="Print the metrics to standard error afterwards.")
@@ -156,6 +165,8 @@ def fail(message: object) -> NoReturn:
 
 
 def main() -> None:
+    # transformers would say at every start that torch is missing. It is not needed.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         app()
     except (specrt.SpecrtError, OSError) as error:

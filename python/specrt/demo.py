@@ -90,21 +90,14 @@ def _fetch(folder: Path) -> Path:
     return partial
 
 
-# A free prompt, where little repeats, and one whose answer repeats most of what it was given.
+# A free prompt, where little repeats, and one whose answer repeats much of what it was given.
 PROMPTS = {
     "free": "Tell me a short story about a lighthouse keeper and a lost boat.",
-    "rewrite": """Rename the function `calc` to `average` and return only the code:
-
-def calc(numbers):
-    total = 0
-    for number in numbers:
-        total = total + number
-    return total / len(numbers)
-
-print(calc([1, 2, 3]))
-print(calc([4, 5, 6]))
-print(calc([7, 8, 9]))
-""",
+    "rewrite": "Edit this paragraph for clarity and return the edited paragraph:\n\n"
+    "The harbor is quiet this morning. The fishing boats leave before dawn, and only the old ferry "
+    "remains at the pier. A few gulls circle over the water, waiting for the boats to return. By "
+    "noon the market is full of people buying fish, bread and flowers, but for now the streets are "
+    "empty and the only sound is the wind in the masts.",
 }
 MAX_TOKENS = 128
 REPEATS = 3

@@ -70,7 +70,8 @@ TEST(kernels_rms_norm) {
             CHECK_NEAR(out[r * out_stride + i], expected[i],
                        (round ? 0x1p-8 : 1e-6) * std::fabs(expected[i]) + 1e-30);
           }
-          for (std::int64_t i = width; i < out_stride; ++i) CHECK_EQ(out[r * out_stride + i], -7.0f);
+          for (std::int64_t i = width; i < out_stride; ++i)
+            CHECK_EQ(out[r * out_stride + i], -7.0f);
           Floats alone(static_cast<std::size_t>(width));
           kernels.rms_norm(row.data(), width, weight.data(), 1e-5f, 1, width, round, alone.data(),
                            width);
@@ -90,7 +91,8 @@ TEST(kernels_rope) {
       specrt::reference::Vector angles;
       Floats cosines, sines;
       for (std::int64_t i = 0; i < half; ++i) {
-        angles.push_back(1234.0 * std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(half)));
+        angles.push_back(1234.0 *
+                         std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(half)));
         cosines.push_back(static_cast<float>(std::cos(angles.back())));
         sines.push_back(static_cast<float>(std::sin(angles.back())));
       }
@@ -119,8 +121,7 @@ TEST(kernels_silu_mul) {
         kernels.silu_mul(gate.data(), up.data(), static_cast<std::int64_t>(n), round, out.data());
         const auto expected = specrt::reference::silu_mul(doubles(gate), doubles(up));
         for (std::size_t i = 0; i < n; ++i) {
-          CHECK_NEAR(out[i], expected[i],
-                     (round ? 0x1p-8 : 1e-6) * std::fabs(expected[i]) + 1e-30);
+          CHECK_NEAR(out[i], expected[i], (round ? 0x1p-8 : 1e-6) * std::fabs(expected[i]) + 1e-30);
         }
         CHECK_EQ(out[n], -7.0f);
       }
@@ -137,8 +138,8 @@ TEST(kernels_store_and_load) {
   on_every_isa([&](const Kernels& kernels) {
     for (const std::size_t n : {1u, 3u, 8u, 17u, 40u, 100u}) {
       Floats x = random_floats(n, 6, 100.0f);
-      const Floats special = {1.00390625f, 1.01171875f, inf, -inf, nan, tiny_nan, -0.0f, FLT_MAX,
-                              1e-40f};
+      const Floats special = {1.00390625f, 1.01171875f, inf,     -inf,  nan,
+                              tiny_nan,    -0.0f,       FLT_MAX, 1e-40f};
       for (std::size_t i = 0; i < n; i += 2) x[i] = special[(i / 2 + n) % special.size()];
       std::vector<std::uint16_t> stored(n + 1, 0xABCD);
       kernels.store(x.data(), static_cast<std::int64_t>(n), DType::bf16, stored.data());

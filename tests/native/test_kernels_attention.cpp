@@ -52,9 +52,9 @@ struct Problem {
     kernels.store(poison.data(), slots * width, dtype, k.data());
     kernels.store(poison.data(), slots * width, dtype, v.data());
     for (std::int64_t p = 0; p < length; ++p) {
-      const std::int64_t slot =
-          p < table_positions ? table[p / block_size] * block_size + p % block_size
-                              : path[p - table_positions];
+      const std::int64_t slot = p < table_positions
+                                    ? table[p / block_size] * block_size + p % block_size
+                                    : path[p - table_positions];
       const std::size_t at = static_cast<std::size_t>(slot * width) * bytes;
       kernels.store(keys.data() + p * width, width, dtype, k.data() + at);
       kernels.store(values.data() + p * width, width, dtype, v.data() + at);
@@ -111,8 +111,8 @@ void check_against_reference(const Problem& problem, const Floats& out, double t
       keys.push_back(slice(problem.keys, at, heads.dim));
       values.push_back(slice(problem.values, at, heads.dim));
     }
-    const auto expected = specrt::reference::attention(
-        slice(problem.q, h * heads.dim, heads.dim), keys, values, problem.scale());
+    const auto expected = specrt::reference::attention(slice(problem.q, h * heads.dim, heads.dim),
+                                                       keys, values, problem.scale());
     for (std::int64_t d = 0; d < heads.dim; ++d) {
       CHECK_NEAR(out[h * heads.dim + d], expected[d], tolerance);
     }

@@ -17,7 +17,8 @@ const Shape kShapes[] = {{1, 1}, {5, 3}, {32, 64}, {33, 7}, {96, 65}, {70, 129},
 
 /// A product in every form that a test needs; x and y have padding that must not be touched.
 struct Product {
-  Product(Shape shape, std::int64_t max_rows, DType dtype_) : n(shape.n), k(shape.k), dtype(dtype_) {
+  Product(Shape shape, std::int64_t max_rows, DType dtype_)
+      : n(shape.n), k(shape.k), dtype(dtype_) {
     x = random_floats(static_cast<std::size_t>(max_rows * stride()), 11);
     weight = random_floats(static_cast<std::size_t>(n * k), 12, 0.2f);
     bias = random_floats(static_cast<std::size_t>(n), 13);
@@ -167,9 +168,8 @@ TEST(kernels_pack_round_trip) {
         // In two calls that meet inside a panel.
         std::vector<std::byte> packed(static_cast<std::size_t>(bytes));
         const std::int64_t first = shape.n / 3;
-        const auto* source = from == DType::f32
-                                 ? reinterpret_cast<const std::byte*>(weight.data())
-                                 : reinterpret_cast<const std::byte*>(halves.data());
+        const auto* source = from == DType::f32 ? reinterpret_cast<const std::byte*>(weight.data())
+                                                : reinterpret_cast<const std::byte*>(halves.data());
         specrt::cpu::pack_rows(source, from, first, shape.k, to, 0, packed.data());
         specrt::cpu::pack_rows(
             source + first * shape.k * static_cast<std::int64_t>(specrt::size_of(from)), from,

@@ -110,10 +110,9 @@ TEST(kernels_race_ties_go_to_the_lower_id) {
     // that the quotients are equal.
     const NoiseKey key = key_of(9, 9);
     const auto exponential = [&](std::uint32_t id) {
-      return -std::log1p(-specrt::uniform_from_bits(specrt::noise_bits(
-          key.seed, key.sample_index, key.position, key.purpose, id)));
+      return -std::log1p(-specrt::uniform_from_bits(
+          specrt::noise_bits(key.seed, key.sample_index, key.position, key.purpose, id)));
     };
-    int found = 0;
     for (std::uint32_t a = 0; a < 40; ++a) {
       for (std::uint32_t b = a + 1; b < 40; ++b) {
         const double ratio = exponential(b) / exponential(a);
@@ -121,7 +120,6 @@ TEST(kernels_race_ties_go_to_the_lower_id) {
           const float wa = static_cast<float>(tries);
           const float wb = static_cast<float>(tries * ratio);
           if (exponential(a) / wa != exponential(b) / wb) continue;
-          ++found;
           const std::int32_t ia = static_cast<std::int32_t>(a), ib = static_cast<std::int32_t>(b);
           CHECK_EQ(run(kernels, {wb, wa}, {ib, ia}, key).token, static_cast<std::int64_t>(a));
           CHECK_EQ(run(kernels, {wa, wb}, {ia, ib}, key).token, static_cast<std::int64_t>(a));
@@ -132,7 +130,6 @@ TEST(kernels_race_ties_go_to_the_lower_id) {
     const float inf = std::numeric_limits<float>::infinity();
     CHECK_EQ(run(kernels, {inf, inf, inf}, {30, 7, 12}, key).token, 7);
     CHECK_EQ(run(kernels, {0.0f, inf, inf}, {}, key).token, 1);
-    CHECK(found >= 0);
   });
 }
 

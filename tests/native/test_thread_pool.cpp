@@ -1,11 +1,10 @@
-#include "cpu/thread_pool.h"
-
 #include <atomic>
 #include <chrono>
 #include <thread>
 #include <vector>
 
 #include "check.h"
+#include "cpu/thread_pool.h"
 #include "specrt/error.h"
 
 #if defined(__x86_64__)

@@ -47,7 +47,9 @@ def write(
 ) -> Path:
     """A .gguf file; matrices are stored as `kind`, vectors as F32."""
     writer = gguf.GGUFWriter(path, architecture)
-    stated = {f"{architecture}.{key}": value for key, value in {**LLAMA_KEYS, **(keys or {})}.items()}
+    stated = {
+        f"{architecture}.{key}": value for key, value in {**LLAMA_KEYS, **(keys or {})}.items()
+    }
     for key, value in {**stated, **(general or {})}.items():
         if value is None:
             continue
@@ -130,9 +132,7 @@ def test_qwen2_round_trip(tmp_path: Path, tie: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_quantised_matrices(
-    tmp_path: Path, llama: dict[str, np.ndarray], kind: str
-) -> None:
+def test_quantised_matrices(tmp_path: Path, llama: dict[str, np.ndarray], kind: str) -> None:
     type_ = GGMLQuantizationType[kind]
     file = write(tmp_path / "a.gguf", llama, kind=kind)
     rounded = {
@@ -183,9 +183,7 @@ def test_every_type_that_gguf_dequantises(tmp_path: Path, kind: str) -> None:
     assert np.array_equal(got, want, equal_nan=True)
 
 
-def test_types_that_gguf_cannot_dequantise(
-    tmp_path: Path, llama: dict[str, np.ndarray]
-) -> None:
+def test_types_that_gguf_cannot_dequantise(tmp_path: Path, llama: dict[str, np.ndarray]) -> None:
     path = write(tmp_path / "a.gguf", llama)
     data = bytearray(path.read_bytes())
     # A tensor header ends in two dimensions, the type and the offset.
@@ -257,9 +255,7 @@ def test_metadata_that_changes_nothing(tmp_path: Path, llama: dict[str, np.ndarr
         assert checkpoint.config.num_kv_heads == 2
 
 
-def test_architectures_and_tensors_refused(
-    tmp_path: Path, llama: dict[str, np.ndarray]
-) -> None:
+def test_architectures_and_tensors_refused(tmp_path: Path, llama: dict[str, np.ndarray]) -> None:
     with pytest.raises(LoadError, match="unknown GGUF architecture 'mamba'; known: llama, qwen2"):
         open_checkpoint(write(tmp_path / "a.gguf", llama, architecture="mamba"))
     extra = {**llama, "blk.0.attn_q_norm.weight": np.ones(16, np.float32)}
@@ -362,23 +358,29 @@ def test_demo_model_needs_no_torch(demo_model: Path) -> None:
 
 def test_demo_model_is_what_transformers_loads(demo_model: Path) -> None:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    hf = AutoConfig.from_pretrained(demo_model.parent, gguf_file=demo_model.name)
-    with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(hf)
-    # What from_pretrained(gguf_file=...) does, without its need for accelerate.
-    state = load_gguf_checkpoint(demo_model, return_tensors=True, model_to_load=empty)["tensors"]
     with open_checkpoint(demo_model) as checkpoint:
         config = checkpoint.config
-        assert (config.vocab_size, config.num_layers) == (hf.vocab_size, hf.num_hidden_layers)
-        assert config.max_position_embeddings == hf.max_position_embeddings
-        assert config.head_dim == hf.head_dim
-        assert config.tied_embeddings == hf.tie_word_embeddings
-        assert np.float32(config.norm_eps) == np.float32(hf.rms_norm_eps)
-        theta = hf.rope_parameters["rope_theta"]
-        assert config.rope_inv_freq == tuple(default_inv_freq(theta, 64).tolist())
+    stated = LlamaConfig(num_hidden_layers=config.num_layers, vocab_size=config.vocab_size)
+    with torch.device("meta"):
+        empty = LlamaForCausalLM(stated)  # only its names are used
+    # What from_pretrained(gguf_file=...) does, without its need for accelerate.
+    loaded = load_gguf_checkpoint(demo_model, return_tensors=True, model_to_load=empty)
+    hf, state = LlamaConfig(**loaded["config"]), loaded["tensors"]
+    assert (config.vocab_size, config.num_layers) == (hf.vocab_size, hf.num_hidden_layers)
+    assert (config.num_heads, config.num_kv_heads) == (
+        hf.num_attention_heads,
+        hf.num_key_value_heads,
+    )
+    assert config.max_position_embeddings == hf.max_position_embeddings
+    assert config.head_dim == hf.head_dim
+    assert config.tied_embeddings == hf.tie_word_embeddings
+    assert np.float32(config.norm_eps) == np.float32(hf.rms_norm_eps)
+    theta = hf.rope_parameters["rope_theta"]
+    assert config.rope_inv_freq == tuple(default_inv_freq(theta, 64).tolist())
+    with open_checkpoint(demo_model) as checkpoint:
         seen = set()
         for tensor in checkpoint.tensors():
             name = HF_NAMES["llama"].get(tensor.name)

@@ -131,7 +131,7 @@ def test_qwen2_windows(qwen2: Path) -> None:
     with open_checkpoint(edit_config(qwen2, sliding_window=4096, max_window_layers=1)) as one:
         assert (one.config.qkv_bias, one.config.output_bias) == (True, False)
     edit_config(qwen2, use_sliding_window=True, layer_types=...)
-    with pytest.raises(LoadError, match="use_sliding_window.*got True"):
+    with pytest.raises(LoadError, match=r"use_sliding_window.*got True"):
         open_checkpoint(qwen2)
 
 

@@ -33,7 +33,7 @@ def kinds() -> dict[str, Tokenizer]:
     pieces = ["▁", "▁▁", "▁a", "b", " ", "é", "日", "😀", "▁▁▁c", "a▁b", "  d"]
     some_bytes = [f"<0x{byte:02X}>" for byte in (0x0A, 0x41, 0x80, 0x9F, 0x98, 0xF0, 0xE6, 0xC3)]
     spm = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    alphabet = tiny._byte_alphabet()
+    alphabet = tiny.byte_alphabet()
     raw = [alphabet[b] for b in (0x20, 0x0A, 0x41, 0x80, 0x9F, 0x98, 0xF0, 0xE6, 0xC3, 0xED, 0xA0)]
     return {
         "byte-level": backend([*raw, alphabet[0xF0] + alphabet[0x9F], "Ġa"], decoders.ByteLevel()),
@@ -52,7 +52,14 @@ def kinds() -> dict[str, Tokenizer]:
     }
 
 
+def all_bytes() -> Tokenizer:
+    from tokenizers import decoders
+
+    return backend(tiny.byte_alphabet(), decoders.ByteLevel())
+
+
 KINDS = kinds()
+ALL_BYTES = all_bytes()
 
 
 def stream(tokenizer: Tokenizer, ids: list[int], *, skip: bool = True) -> list[str]:
@@ -94,23 +101,13 @@ def byte(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 @example(data=b"\xed\xa0\x80\xe2\x82\x80\xc0\x80\xf4\x90\x80\x80")
 @settings(max_examples=500, deadline=None)
 def test_bytes_stream_as_python_decodes_them(data: bytes) -> None:
-    tokenizer = KINDS_BYTE
-    pieces = stream(tokenizer, list(data))
-    assert "".join(pieces) == data.decode("utf-8", "replace") == tokenizer.decode(list(data))
+    pieces = stream(ALL_BYTES, list(data))
+    assert "".join(pieces) == data.decode("utf-8", "replace") == ALL_BYTES.decode(list(data))
     # Held back is at most the beginning of one character.
     for count in range(len(data) + 1):
         shown = "".join(pieces[:count])
         assert data[:count].decode("utf-8", "replace").startswith(shown)
         assert len(data[:count].decode("utf-8", "ignore")) <= len(shown)
-
-
-def _byte_level() -> Tokenizer:
-    from tokenizers import decoders
-
-    return backend(tiny._byte_alphabet(), decoders.ByteLevel())
-
-
-KINDS_BYTE = _byte_level()
 
 
 def test_a_character_appears_with_its_last_byte(byte: Tokenizer) -> None:
@@ -137,7 +134,7 @@ def test_leading_spaces_at_round_edges() -> None:
 def test_bytes_that_never_complete_take_linear_time(kind: str) -> None:
     tokenizer = KINDS[kind]
     [bad] = [id_ for id_, one in enumerate(tokenizer.token_strings)
-             if one in ("<0x80>", tiny._byte_alphabet()[0x80])]  # fmt: skip
+             if one in ("<0x80>", tiny.byte_alphabet()[0x80])]  # fmt: skip
 
     def seconds(count: int) -> float:
         detokenizer = tokenizer.detokenizer()
@@ -253,7 +250,9 @@ def test_tokenizers_written_in_python() -> None:
             return [self.words.index(word) for word in text.split()]
 
         def decode(
-            self, ids: list[int], skip_special_tokens: bool = False,
+            self,
+            ids: list[int],
+            skip_special_tokens: bool = False,
             clean_up_tokenization_spaces: bool = False,
         ) -> str:
             return "".join(self.words[id_] for id_ in ids if id_ or not skip_special_tokens)
@@ -279,7 +278,7 @@ def test_same_vocabulary(tmp_path: Path, byte: Tokenizer) -> None:
         "token 70 is 'F' in one tokenizer and 'Z' in the other"
     )
     # A shorter vocabulary, and one with holes, have fewer ids in common.
-    shorter = backend(tiny._byte_alphabet(), None, specials=())
+    shorter = backend(tiny.byte_alphabet(), None, specials=())
     assert shorter.token_strings[:256] == byte.token_strings[:256]
     assert shorter.same_vocabulary(byte) == (
         "token 256 is 'an added é' in one tokenizer and '<|bos|>' in the other"

@@ -221,7 +221,7 @@ def byte_tokenizer(
     order = list(range(256))
     if swap is not None:
         order[swap[0]], order[swap[1]] = order[swap[1]], order[swap[0]]
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     backend = Tokenizer(models.BPE({alphabet[b]: i for i, b in enumerate(order)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
@@ -239,7 +239,7 @@ def byte_tokenizer(
     return path
 
 
-def _byte_alphabet() -> list[str]:
+def byte_alphabet() -> list[str]:
     """The character that stands for each byte in byte-level vocabularies."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))

@@ -180,9 +180,7 @@ def resolve_dtype(asked: str, stored: set[str]) -> Literal["float32", "bfloat16"
         )
     if lowered in _NOT_YET:
         raise UnsupportedError(f"[dtype] {lowered} weights are not available yet")
-    raise InvalidArgumentError(
-        f"[dtype] expected 'auto', 'float32' or 'bfloat16', got {asked!r}"
-    )
+    raise InvalidArgumentError(f"[dtype] expected 'auto', 'float32' or 'bfloat16', got {asked!r}")
 
 
 def check_tie(fields: ModelFields, source: Source, names: Mapping[str, str], label: str) -> None:

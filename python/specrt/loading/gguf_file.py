@@ -80,7 +80,7 @@ class GgufFile(Source):
         self._places: dict[str, tuple[int, int, int]] = {}
         try:
             self._map = np.memmap(path, mode="r", dtype=np.uint8)
-            self._parse(_Cursor(memoryview(np.asarray(self._map))))
+            self._parse(_Cursor(np.asarray(self._map).data))
         except LoadError as error:
             raise LoadError(f"[{path.name}] damaged GGUF file: it {error}") from error
         except (OSError, ValueError) as error:

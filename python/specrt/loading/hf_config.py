@@ -32,8 +32,8 @@ _HARMLESS = frozenset({
 _SUSPECT_WORDS = (
     "quant", "compress", "rope", "rotary", "yarn", "alibi", "position", "window", "sliding",
     "layer_type", "attn", "attention", "softcap", "scal", "multiplier", "expert", "moe", "norm",
-    "bias", "act_fn", "hidden_act", "activation", "_tp", "mamba", "ssm", "linear", "conv", "residual",
-    "sparse", "mixture", "lora", "adapter", "hyper", "mtp", "nextn", "nope", "sink",
+    "bias", "act_fn", "hidden_act", "activation", "_tp", "mamba", "ssm", "linear", "conv",
+    "residual", "sparse", "mixture", "lora", "adapter", "hyper", "mtp", "nextn", "nope", "sink",
 )  # fmt: skip
 
 

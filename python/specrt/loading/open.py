@@ -100,7 +100,7 @@ def find_folder(target: str | os.PathLike[str], *, weights: bool = True) -> Path
 
     if not weights:
         return fetch(_SMALL_FILES)
-    folder = fetch([*_SMALL_FILES, "*.safetensors"])
+    folder = fetch([*_SMALL_FILES, "model*.safetensors"])
     if not list(folder.glob("*.safetensors")):
         folder = fetch([*_SMALL_FILES, "pytorch_model*.bin"])
     return folder

@@ -20,7 +20,11 @@ __all__ = ["SafetensorsSource", "shards_of"]
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 # numpy has no bfloat16: its raw bits are handed on as uint16.
-_NUMPY = {"float32": np.dtype("<f4"), "bfloat16": np.dtype("<u2"), "float16": np.dtype("<f2")}
+_NUMPY: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "bfloat16": np.dtype("<u2"),
+    "float16": np.dtype("<f2"),
+}
 
 
 class SafetensorsSource(Source):
@@ -74,7 +78,7 @@ class SafetensorsSource(Source):
             raise LoadError(f"[{file.name}] is closed")
         entry = self.entries[name]
         raw = np.asarray(self._maps[file])[begin:end]
-        array = raw.view(_NUMPY[entry.dtype]).reshape(entry.shape)
+        array: NDArray[Any] = raw.view(_NUMPY[entry.dtype]).reshape(entry.shape)
         return array.astype(np.float32) if entry.dtype == "float16" else array
 
     def close(self) -> None:
@@ -100,7 +104,5 @@ def shards_of(folder: Path, index_name: str) -> dict[str, str]:
     suffix = Path(next(iter(files))).suffix
     extra = sorted(one.name for one in folder.glob(f"*{suffix}") if one.name not in files)
     if extra:
-        warnings.warn(
-            f"{folder}: {', '.join(extra)} not in {index_name}: ignored", stacklevel=2
-        )
+        warnings.warn(f"{folder}: {', '.join(extra)} not in {index_name}: ignored", stacklevel=2)
     return weight_map

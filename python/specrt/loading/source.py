@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,7 +40,7 @@ class Entry:
 class Source(ABC):
     """A set of named tensors of which headers are known and data is read on demand."""
 
-    entries: Mapping[str, Entry]
+    entries: dict[str, Entry]
     loadable: frozenset[str] = frozenset({"float32", "bfloat16", "float16"})
     """The dtypes that `read` can turn into float32 or raw bfloat16."""
 

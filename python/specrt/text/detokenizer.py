@@ -197,11 +197,15 @@ class Detokenizer:
         self._skip_special = skip_special_tokens
         backend = tokenizer.backend
         self._id_to_token = None if backend is None else backend.id_to_token
+        self._begin()
+
+    def _begin(self) -> None:
+        backend = self._tokenizer.backend
         decoder = None if backend is None else backend.decoder
         spec = None if decoder is None else json.loads(decoder.__getstate__())
         steps = None if backend is None else _steps(spec)
         self._steps = steps if steps is not None else []
-        self._window = _Window(tokenizer, skip_special_tokens) if steps is None else None
+        self._window = _Window(self._tokenizer, self._skip_special) if steps is None else None
 
     def feed(self, token_id: int) -> str:
         """The text that this token makes certain; often "". Raises InvalidArgumentError."""
@@ -223,7 +227,7 @@ class Detokenizer:
             text = ""
             for index, step in enumerate(self._steps):
                 text += self._run(step.flush(), index + 1)
-        self.__init__(self._tokenizer, skip_special_tokens=self._skip_special)  # type: ignore[misc]
+        self._begin()
         return text
 
     def _run(self, pieces: Sequence[str], start: int) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import LoadError
 from .detokenizer import BYTE_ALPHABET
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, fast_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -43,8 +43,6 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
     Raises LoadError naming a kind of tokenizer or pre-tokenizer that is not known, a list that is
     missing, or a special token that does not exist.
     """
-    from transformers import PreTrainedTokenizerFast
-
     kind = metadata.get("tokenizer.ggml.model")
     tokens = _strings(metadata, "tokens")
     if kind == "gpt2":
@@ -60,11 +58,8 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
         for ours, theirs in names.items()
     }
     _add_bos_and_eos(backend, metadata, special, kind)
-    hf = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        clean_up_tokenization_spaces=False,
-        **{name: token for name, token in special.items() if token is not None},
-    )
+    stated = {name: token for name, token in special.items() if token is not None}
+    hf = fast_tokenizer(backend, **stated)
     template = metadata.get("tokenizer.chat_template")
     if template:
         hf.chat_template = template
@@ -100,7 +95,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Backend:
             f"[tokenizer.ggml.pre] unknown pre-tokenizer {pre!r}; "
             f"known: {', '.join(sorted(_PRE_TOKENIZERS))}"
         )
-    merges = [tuple(one.split(" ", 1)) for one in _strings(metadata, "merges")]
+    merges = _pairs(metadata)
     backend = Backend(
         _model(
             models.BPE,
@@ -133,11 +128,11 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Backend:
 
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> Backend:
     """Llama 2's kind: BPE whose merges follow from the tokens' scores, with byte fallback."""
-    from tokenizers import decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
 
     if "tokenizer.ggml.merges" in metadata:
-        merges = [tuple(one.split(" ", 1)) for one in _strings(metadata, "merges")]
+        merges = _pairs(metadata)
     else:
         merges = _merges_from_scores(metadata, tokens)
     unknown = _token(metadata, "unknown_token_id", tokens)
@@ -169,9 +164,12 @@ def _model(kind: Any, **options: Any) -> Any:
         raise LoadError(f"[tokenizer.ggml.merges] do not fit the tokens: {error}") from error
 
 
-def _merges_from_scores(
-    metadata: Mapping[str, Any], tokens: list[str]
-) -> list[tuple[str, str]]:
+def _pairs(metadata: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The merges that a file lists, each "left right"."""
+    return [tuple(one.split(" ", 1)) for one in _strings(metadata, "merges")]
+
+
+def _merges_from_scores(metadata: Mapping[str, Any], tokens: list[str]) -> list[tuple[str, ...]]:
     """Every way to make a token of two others, best score first.
 
     Equal scores are broken by longer parts first, then by the vocabulary's order.

@@ -24,15 +24,13 @@ class Tokenizer:
         if isinstance(tokenizer, Tokenizer):
             tokenizer = tokenizer.hf
         if _is_bare(tokenizer):
-            from transformers import PreTrainedTokenizerFast
-
-            tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+            tokenizer = fast_tokenizer(tokenizer)
         needed = ("encode", "decode", "get_vocab", "convert_ids_to_tokens")
         if not all(callable(getattr(tokenizer, one, None)) for one in needed):
             raise InvalidArgumentError(
                 f"[tokenizer] expected a Hugging Face tokenizer, got {type(tokenizer).__name__}"
             )
-        self.hf = tokenizer
+        self.hf: Any = tokenizer
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str]) -> Tokenizer:
@@ -54,8 +52,9 @@ class Tokenizer:
                 return cls(Backend.from_file(str(path)))
             from transformers import AutoTokenizer
 
-            # The folder is local by now, so nothing is fetched a second time.
-            return cls(AutoTokenizer.from_pretrained(str(find_folder(source, weights=False))))
+            # The folder is local from here on: nothing is fetched twice, and no code in it runs.
+            folder = find_folder(source, weights=False)
+            return cls(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False))
         except LoadError:
             raise
         except Exception as error:  # transformers and tokenizers raise many kinds
@@ -170,6 +169,14 @@ class Tokenizer:
             if one is not None and two is not None and one != two:
                 return f"token {id_} is {one!r} in one tokenizer and {two!r} in the other"
         return None
+
+
+def fast_tokenizer(backend: Any, **options: Any) -> Any:
+    """A transformers tokenizer around a `tokenizers.Tokenizer`."""
+    from transformers import PreTrainedTokenizerFast
+
+    wrap: Any = PreTrainedTokenizerFast
+    return wrap(tokenizer_object=backend, clean_up_tokenization_spaces=False, **options)
 
 
 def _is_bare(tokenizer: Any) -> bool:

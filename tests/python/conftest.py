@@ -1,0 +1,105 @@
+"""Models that many tests share, each made once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+import specrt
+
+
+@pytest.fixture(scope="session")
+def l2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama with the BYTE tokenizer."""
+    return _with_bytes(tiny.tiny_llama(tmp_path_factory.mktemp("models") / "l2", vocab=264))
+
+
+@pytest.fixture(scope="session")
+def l2_other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of another size and other weights, for a draft model without a clue."""
+    path = tmp_path_factory.mktemp("models") / "other"
+    model = tiny.tiny_llama(path, vocab=264, hidden=32, heads=2, kv_heads=1, ffn=48, seed=7)
+    return _with_bytes(model)
+
+
+@pytest.fixture(scope="session")
+def l2_close(tmp_path_factory: pytest.TempPathFactory, l2: Path) -> Path:
+    """`l2` with slightly other weights: a draft model that is right now and then."""
+    from safetensors.numpy import load_file
+
+    tensors = load_file(l2 / "model.safetensors")
+    noise = np.random.default_rng(3)
+    for name in sorted(tensors):
+        if name.endswith("proj.weight"):
+            spread = 0.12 * tensors[name].std()
+            shape = tensors[name].shape
+            tensors[name] = tensors[name] + noise.normal(0, spread, shape).astype(np.float32)
+    path = tmp_path_factory.mktemp("models") / "close"
+    tiny.write_checkpoint(path, _config(l2), tensors)
+    return _with_bytes(path)
+
+
+@pytest.fixture(scope="session")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen2 with biases and a vocabulary padded beyond its tokenizer."""
+    return _with_bytes(tiny.tiny_qwen2(tmp_path_factory.mktemp("models") / "qwen2"))
+
+
+@pytest.fixture(scope="session")
+def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Counts modulo 256: every output is known by arithmetic, and as text with BYTE."""
+    return _with_bytes(tiny.counter(tmp_path_factory.mktemp("models") / "counter", 256))
+
+
+@pytest.fixture(scope="session")
+def make_bigram(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Bigram models of given tables, with BYTE where they have its size."""
+
+    def make(table: np.ndarray, **options: object) -> Path:
+        path = tiny.bigram(tmp_path_factory.mktemp("bigram"), table, **options)
+        return _with_bytes(path) if len(table) == 256 else path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def demo_tokenizer() -> specrt.Tokenizer:
+    from specrt.demo import demo_model_path
+
+    return specrt.Tokenizer.from_pretrained(demo_model_path())
+
+
+@pytest.fixture(scope="session")
+def demo_fp32(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The demo model in float32, packed, so that many engines can map it at once."""
+    yield from _packed(tmp_path_factory, "float32")
+
+
+@pytest.fixture(scope="session")
+def demo_bf16(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The demo model in bfloat16, packed."""
+    yield from _packed(tmp_path_factory, "bfloat16")
+
+
+def _packed(factory: pytest.TempPathFactory, dtype: str) -> Iterator[Path]:
+    from specrt.demo import demo_model_path
+
+    path = factory.mktemp("demo") / f"{dtype}.specrt"
+    with specrt.Engine(demo_model_path(), dtype=dtype, max_model_len=32, max_batch_size=1) as one:
+        one.save(path)
+    yield path
+    path.unlink()  # pytest keeps the folders of a few sessions
+
+
+def _with_bytes(path: Path) -> Path:
+    return tiny.byte_tokenizer(path)
+
+
+def _config(path: Path) -> dict[str, object]:
+    import json
+
+    return dict(json.loads((path / "config.json").read_text()))

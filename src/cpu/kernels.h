@@ -48,7 +48,7 @@ struct AttentionRow {
   float* out = nullptr;                 ///< [q_heads, head_dim]
   const std::int32_t* table = nullptr;
   std::int64_t table_positions = 0;
-  const std::int32_t* path = nullptr;
+  const std::int32_t* path = nullptr;   ///< slots less AttentionArgs::path_base
   std::int64_t path_length = 0;
 };
 
@@ -57,6 +57,7 @@ struct AttentionArgs {
   const void* v = nullptr;
   DType kv_dtype = DType::f32;
   std::int64_t block_size = 0;  ///< slot of position p: table[p / block_size] * block_size + p % block_size
+  std::int64_t path_base = 0;   ///< slot of a path entry = path_base + entry
   std::int64_t q_heads = 0;
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;

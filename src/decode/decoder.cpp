@@ -60,9 +60,10 @@ std::int64_t kv_cache_bytes_for(const ModelConfig& config, DType dtype,
                                 std::int64_t tokens) {
   DecoderOptions unsized = options;
   unsized.kv_cache_bytes = 0;
-  const KvLayout layout = Runner::kv_layout(config, dtype, runner_options(unsized, false));
+  KvLayout layout = Runner::kv_layout(config, dtype, runner_options(unsized, false));
   const std::int64_t blocks = (tokens + options.block_size - 1) / options.block_size;
-  return layout.scratch_bytes() + blocks * sequences * layout.bytes_per_block();
+  layout.set_blocks(blocks * sequences, options.max_batch_size);
+  return layout.bytes();
 }
 
 struct Decoder::Impl {
@@ -164,8 +165,8 @@ void Decoder::check(std::span<const TokenId> prompt, const SamplingParams& param
   const std::int64_t max_length = d.max_length(length, params.max_tokens);
   const KvLayout& layout = d.runner.cache().layout();
   const std::int64_t needed = Impl::kv_positions(max_length);
-  const std::int64_t capacity = layout.groups[0].num_blocks * layout.block_size;
-  if (needed > capacity) {
+  if (!d.runner.cache().fits(needed)) {
+    const std::int64_t capacity = layout.groups[0].num_blocks * layout.block_size;
     throw CapacityError(expected_got(
         "kv_cache_bytes", "room for " + std::to_string(needed) + " tokens of this request",
         std::to_string(capacity) + " tokens in all; shorten the prompt or max_tokens, or raise kv_cache_bytes"));

@@ -31,6 +31,7 @@ void Runner::gemm(const Matrix& matrix, const float* bias, const float* x, std::
 void Runner::embed() {
   const ModelData& data = model_.data();
   const std::int64_t hidden = data.config.hidden_size;
+  const auto scale = static_cast<float>(data.config.embedding_scale);
   pool_->parallel(rows_, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       const std::int64_t token = tokens_[static_cast<std::size_t>(row)];
@@ -42,7 +43,112 @@ void Runner::embed() {
         kernels_->load(table + token * hidden * static_cast<std::int64_t>(size_of(data.dtype)),
                        hidden, data.dtype, out);
       }
+      if (scale != 1.0f) kernels_->scale(out, hidden, scale);
     }
+  });
+}
+
+void Runner::norm(const float* x, const float* weight, float* out, bool round) {
+  const std::int64_t hidden = model_.config().hidden_size;
+  const auto eps = static_cast<float>(model_.config().norm_eps);
+  pool_->parallel(rows_, [&](std::int64_t begin, std::int64_t end) {
+    if (weight == nullptr) {
+      // No norm here: what reads the stream still reads it in the weights' precision.
+      for (std::int64_t i = begin * hidden; i < end * hidden; ++i) {
+        out[i] = round ? cpu::bf16_to_float(cpu::float_to_bf16(x[i])) : x[i];
+      }
+      return;
+    }
+    kernels_->rms_norm(x + begin * hidden, hidden, weight, eps, end - begin, hidden, round,
+                       out + begin * hidden, hidden);
+  });
+}
+
+void Runner::rotate_and_store(std::int64_t index) {
+  const ModelConfig& c = model_.config();
+  const LayerWeights& w = model_.data().layers[static_cast<std::size_t>(index)];
+  const auto group = static_cast<std::size_t>(group_of_[static_cast<std::size_t>(index)]);
+  const bool local = c.window_of(index) > 0;
+  const float* cos = local ? local_cos_ : cos_;
+  const float* sin = local ? local_sin_ : sin_;
+  const auto pairs = static_cast<std::int64_t>(c.rope_inv_freq.size());
+  const auto eps = static_cast<float>(c.norm_eps);
+  const std::int64_t q_width = c.num_heads * c.head_dim;
+  const std::int64_t kv_width = c.num_kv_heads * c.head_dim;
+  const std::int64_t width = q_width + 2 * kv_width;
+  const DType dtype = model_.dtype();
+  const std::int64_t slot_bytes = kv_width * static_cast<std::int64_t>(size_of(dtype));
+  std::byte* k_plane = storage_.plane(index, 0);
+  std::byte* v_plane = storage_.plane(index, 1);
+  pool_->parallel(rows_, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const std::int64_t position = positions_[static_cast<std::size_t>(row)];
+      float* q = qkv_ + row * width;
+      float* k = q + q_width;
+      if (c.qk_norm == QkNorm::head) {
+        kernels_->rms_norm(q, c.head_dim, w.q_norm, eps, c.num_heads, c.head_dim, false, q,
+                           c.head_dim);
+        kernels_->rms_norm(k, c.head_dim, w.k_norm, eps, c.num_kv_heads, c.head_dim, false, k,
+                           c.head_dim);
+      } else if (c.qk_norm == QkNorm::whole) {
+        kernels_->rms_norm(q, q_width, w.q_norm, eps, 1, q_width, false, q, q_width);
+        kernels_->rms_norm(k, kv_width, w.k_norm, eps, 1, kv_width, false, k, kv_width);
+      }
+      const float* row_cos = cos + position * pairs;
+      const float* row_sin = sin + position * pairs;
+      const std::int64_t heads = c.num_heads + c.num_kv_heads;
+      if (2 * pairs == c.head_dim) {
+        // Keys lie right behind the queries and turn with them.
+        kernels_->rope(q, heads, c.head_dim, row_cos, row_sin);
+      } else {
+        for (std::int64_t head = 0; head < heads; ++head) {
+          kernels_->rope(q + head * c.head_dim, 1, 2 * pairs, row_cos, row_sin);
+        }
+      }
+      const std::int64_t slot = slots_[group][static_cast<std::size_t>(row)];
+      kernels_->store(k, kv_width, dtype, k_plane + slot * slot_bytes);
+      kernels_->store(k + kv_width, kv_width, dtype, v_plane + slot * slot_bytes);
+    }
+  });
+}
+
+void Runner::attend(std::int64_t index) {
+  const ModelConfig& c = model_.config();
+  const std::int64_t group = group_of_[static_cast<std::size_t>(index)];
+  cpu::AttentionArgs args;
+  args.k = storage_.plane(index, 0);
+  args.v = storage_.plane(index, 1);
+  args.kv_dtype = model_.dtype();
+  args.block_size = cache_.layout().block_size;
+  args.path_base = cache_.scratch_slot(group, 0);
+  args.q_heads = c.num_heads;
+  args.kv_heads = c.num_kv_heads;
+  args.head_dim = c.head_dim;
+  args.scale = c.attention_scale > 0 ? static_cast<float>(c.attention_scale)
+                                     : 1.0f / std::sqrt(static_cast<float>(c.head_dim));
+  args.softcap = static_cast<float>(c.attention_softcap);
+  args.window = c.window_of(index);
+  args.round_output = model_.dtype() != DType::f32;
+  args.rows = attention_rows_[static_cast<std::size_t>(group)].data();
+  pool_->parallel(rows_ * c.num_kv_heads, [&](std::int64_t begin, std::int64_t end) {
+    kernels_->attention(args, begin, end);
+  });
+}
+
+// The residual stream gains a block's output: x += scale * norm(W in + bias).
+void Runner::add_block(const Matrix& matrix, const float* bias, const float* in,
+                       std::int64_t width, const float* post_norm) {
+  const std::int64_t hidden = model_.config().hidden_size;
+  const auto scale = static_cast<float>(model_.config().residual_scale);
+  if (post_norm == nullptr && scale == 1.0f) {
+    gemm(matrix, bias, in, rows_, width, x_, hidden, true);
+    return;
+  }
+  gemm(matrix, bias, in, rows_, width, block_out_, hidden, false);
+  if (post_norm != nullptr) norm(block_out_, post_norm, block_out_, false);
+  pool_->parallel(rows_, [&](std::int64_t begin, std::int64_t end) {
+    kernels_->add_scaled(x_ + begin * hidden, block_out_ + begin * hidden, (end - begin) * hidden,
+                         scale);
   });
 }
 
@@ -52,64 +158,26 @@ void Runner::layer(std::int64_t index) {
   const bool round = model_.dtype() != DType::f32;
   const std::int64_t hidden = c.hidden_size;
   const std::int64_t q_width = c.num_heads * c.head_dim;
-  const std::int64_t kv_width = c.num_kv_heads * c.head_dim;
-  const std::int64_t qkv_width = q_width + 2 * kv_width;
-  const std::int64_t half = c.head_dim / 2;
-  const auto eps = static_cast<float>(c.norm_eps);
-  const DType kv_dtype = model_.dtype();
-  std::byte* k_plane = storage_.plane(index, 0);
-  std::byte* v_plane = storage_.plane(index, 1);
-
-  const auto norm = [&](const float* weight) {
-    pool_->parallel(rows_, [&](std::int64_t begin, std::int64_t end) {
-      kernels_->rms_norm(x_ + begin * hidden, hidden, weight, eps, end - begin, hidden, round,
-                         normed_ + begin * hidden, hidden);
-    });
-  };
-
-  norm(w.attention_norm);
-  gemm(w.qkv, w.qkv_bias, normed_, rows_, hidden, qkv_, qkv_width, false);
-  pool_->parallel(rows_, [&](std::int64_t begin, std::int64_t end) {
-    const auto slot_bytes = kv_width * static_cast<std::int64_t>(size_of(kv_dtype));
-    for (std::int64_t row = begin; row < end; ++row) {
-      const std::int64_t position = positions_[static_cast<std::size_t>(row)];
-      float* q = qkv_ + row * qkv_width;
-      // Keys lie right behind the queries and turn with them.
-      kernels_->rope(q, c.num_heads + c.num_kv_heads, c.head_dim, cos_ + position * half,
-                     sin_ + position * half);
-      const std::int64_t slot = slots_[static_cast<std::size_t>(row)];
-      kernels_->store(q + q_width, kv_width, kv_dtype, k_plane + slot * slot_bytes);
-      kernels_->store(q + q_width + kv_width, kv_width, kv_dtype, v_plane + slot * slot_bytes);
-    }
-  });
-
-  cpu::AttentionArgs attention;
-  attention.k = k_plane;
-  attention.v = v_plane;
-  attention.kv_dtype = kv_dtype;
-  attention.block_size = cache_.layout().block_size;
-  attention.q_heads = c.num_heads;
-  attention.kv_heads = c.num_kv_heads;
-  attention.head_dim = c.head_dim;
-  attention.scale = c.attention_scale > 0 ? static_cast<float>(c.attention_scale)
-                                          : 1.0f / std::sqrt(static_cast<float>(c.head_dim));
-  attention.round_output = round;
-  attention.rows = attention_rows_.data();
-  pool_->parallel(rows_ * c.num_kv_heads, [&](std::int64_t begin, std::int64_t end) {
-    kernels_->attention(attention, begin, end);
-  });
-
-  gemm(w.output, w.output_bias, attended_, rows_, q_width, x_, hidden, true);
-  norm(w.mlp_norm);
   const std::int64_t ffn = c.intermediate_size;
+
+  norm(x_, w.attention_norm, normed_, round);
+  gemm(w.qkv, w.qkv_bias, normed_, rows_, hidden, qkv_,
+       q_width + 2 * c.num_kv_heads * c.head_dim, false);
+  rotate_and_store(index);
+  attend(index);
+  add_block(w.output, w.output_bias, attended_, q_width, w.attention_post_norm);
+
+  norm(x_, w.mlp_norm, normed_, round);
   gemm(w.gate_up, w.gate_up_bias, normed_, rows_, hidden, gate_up_, 2 * ffn, false);
+  const auto activate =
+      c.activation == Activation::silu ? kernels_->silu_mul : kernels_->gelu_mul;
   pool_->parallel(rows_, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       const float* gate = gate_up_ + row * 2 * ffn;
-      kernels_->silu_mul(gate, gate + ffn, ffn, round, activated_ + row * ffn);
+      activate(gate, gate + ffn, ffn, round, activated_ + row * ffn);
     }
   });
-  gemm(w.down, w.down_bias, activated_, rows_, ffn, x_, hidden, true);
+  add_block(w.down, w.down_bias, activated_, ffn, w.mlp_post_norm);
 }
 
 void Runner::forward() {
@@ -117,15 +185,17 @@ void Runner::forward() {
   const ModelConfig& c = model_.config();
   const std::int64_t q_width = c.num_heads * c.head_dim;
   const std::int64_t qkv_width = q_width + 2 * c.num_kv_heads * c.head_dim;
-  for (std::int64_t row = 0; row < rows_; ++row) {
-    const auto r = static_cast<std::size_t>(row);
-    cpu::AttentionRow& out = attention_rows_[r];
-    out.q = qkv_ + row * qkv_width;
-    out.out = attended_ + row * q_width;
-    out.table = cache_.table(owners_[r], 0).data();
-    out.table_positions = positions_[r] + 1 - path_length_[r];
-    out.path = paths_.data() + path_begin_[r];
-    out.path_length = path_length_[r];
+  for (std::size_t g = 0; g < attention_rows_.size(); ++g) {
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      const auto r = static_cast<std::size_t>(row);
+      cpu::AttentionRow& out = attention_rows_[g][r];
+      out.q = qkv_ + row * qkv_width;
+      out.out = attended_ + row * q_width;
+      out.table = cache_.table(owners_[r], static_cast<std::int64_t>(g)).data();
+      out.table_positions = positions_[r] + 1 - path_length_[r];
+      out.path = paths_.data() + path_begin_[r];
+      out.path_length = path_length_[r];
+    }
   }
   embed();
   for (std::int64_t i = 0; i < c.num_layers; ++i) layer(i);
@@ -146,7 +216,17 @@ std::span<const float> Runner::logits(std::span<const std::int64_t> rows) {
                          data.dtype != DType::f32, head_in_ + i * hidden, hidden);
     }
   });
-  gemm(data.head, nullptr, head_in_, count, hidden, logits_, data.config.vocab_size, false);
+  const std::int64_t vocab = data.config.vocab_size;
+  gemm(data.head, nullptr, head_in_, count, hidden, logits_, vocab, false);
+  const auto scale = static_cast<float>(data.config.logits_scale);
+  const auto cap = static_cast<float>(data.config.final_softcap);
+  if (scale != 1.0f || cap > 0.0f) {
+    pool_->parallel(count, [&](std::int64_t begin, std::int64_t end) {
+      float* at = logits_ + begin * vocab;
+      if (scale != 1.0f) kernels_->scale(at, (end - begin) * vocab, scale);
+      if (cap > 0.0f) kernels_->softcap(at, (end - begin) * vocab, cap);
+    });
+  }
   return {logits_, static_cast<std::size_t>(count * data.config.vocab_size)};
 }
 

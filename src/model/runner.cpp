@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "cpu/dispatch.h"
 #include "cpu/thread_team.h"
@@ -37,26 +38,43 @@ KvLayout Runner::kv_layout(const ModelConfig& config, DType dtype, const RunnerO
   KvLayout layout;
   layout.block_size = options.block_size;
   layout.scratch_slots = options.max_rows;
-  KvGroup group;
-  for (std::int64_t i = 0; i < config.num_layers; ++i) group.layers.push_back(i);
+  layout.prefix_reuse = options.prefix_reuse;
   const KvPlane plane{config.num_kv_heads, config.head_dim, dtype};
-  group.planes = {plane, plane};
-  layout.groups.push_back(group);
+  // One group for each different window, the widest (all positions) first.
+  std::map<std::int64_t, KvGroup> groups;
+  for (std::int64_t i = 0; i < config.num_layers; ++i) {
+    const std::int64_t window = config.window_of(i);
+    KvGroup& group = groups[window == 0 ? INT64_MIN : -window];
+    group.window = window;
+    group.layers.push_back(i);
+    group.planes = {plane, plane};
+  }
+  for (auto& [order, group] : groups) layout.groups.push_back(std::move(group));
   if (options.kv_cache_bytes > 0) {
-    const std::int64_t left = options.kv_cache_bytes - layout.scratch_bytes();
-    layout.groups[0].num_blocks = std::max<std::int64_t>(0, left) / layout.bytes_per_block();
-    if (layout.groups[0].num_blocks < 1) {
-      throw CapacityError(expected_got(
-          "kv_cache_bytes",
-          "at least " + std::to_string(layout.scratch_bytes() + layout.bytes_per_block()) +
-              " (scratch slots and one block)",
-          std::to_string(options.kv_cache_bytes)));
-    }
     // More than every sequence at full length could never be used.
-    const std::int64_t len = resolve_max_model_len(config, options.max_model_len);
-    const std::int64_t most =
-        (len + options.block_size - 1) / options.block_size * options.max_batch_size;
-    layout.groups[0].num_blocks = std::min(layout.groups[0].num_blocks, most);
+    const std::int64_t length = resolve_max_model_len(config, options.max_model_len);
+    std::int64_t most =
+        (length + options.block_size - 1) / options.block_size * options.max_batch_size;
+    const auto bytes_with = [&](std::int64_t blocks) {
+      layout.set_blocks(blocks, options.max_batch_size);
+      return layout.bytes();
+    };
+    if (bytes_with(1) > options.kv_cache_bytes) {
+      throw CapacityError(expected_got("kv_cache_bytes",
+                                       "at least " + std::to_string(bytes_with(1)) +
+                                           " (scratch slots and one block)",
+                                       std::to_string(options.kv_cache_bytes)));
+    }
+    std::int64_t fits = 1;
+    while (fits < most) {
+      const std::int64_t middle = fits + (most - fits + 1) / 2;
+      if (bytes_with(middle) <= options.kv_cache_bytes) {
+        fits = middle;
+      } else {
+        most = middle - 1;
+      }
+    }
+    layout.set_blocks(fits, options.max_batch_size);
   }
   return layout;
 }
@@ -65,16 +83,21 @@ namespace {
 
 // Everything the workspace holds, in floats; the constructor takes the same amounts in order.
 struct WorkspaceSizes {
-  std::int64_t table, x, normed, qkv, attended, gate_up, activated, head_in, logits;
+  std::int64_t table, local_table, x, normed, qkv, attended, gate_up, activated, block_out, head_in,
+      logits;
   WorkspaceSizes(const ModelConfig& c, const RunnerOptions& o) {
     const std::int64_t rows = o.max_rows;
-    table = Runner::resolve_max_model_len(c, o.max_model_len) * c.head_dim / 2;
+    table = Runner::resolve_max_model_len(c, o.max_model_len) *
+            static_cast<std::int64_t>(c.rope_inv_freq.size());
+    local_table = c.rope_local_inv_freq.empty() ? 0 : table;
     x = rows * c.hidden_size;
     normed = x;
     qkv = rows * (c.num_heads + 2 * c.num_kv_heads) * c.head_dim;
     attended = rows * c.num_heads * c.head_dim;
     gate_up = rows * 2 * c.intermediate_size;
     activated = rows * c.intermediate_size;
+    const bool simple = c.norm_placement == NormPlacement::pre && c.residual_scale == 1.0;
+    block_out = simple ? 0 : x;
     head_in = Runner::kLogitRows * c.hidden_size;
     logits = Runner::kLogitRows * c.vocab_size;
   }
@@ -86,9 +109,10 @@ std::int64_t aligned(std::int64_t floats) { return (floats + 15) / 16 * 16; }
 
 std::int64_t Runner::workspace_bytes(const ModelConfig& config, const RunnerOptions& options) {
   const WorkspaceSizes s(config, options);
-  std::int64_t floats = 2 * aligned(s.table);
+  std::int64_t floats = 2 * aligned(s.table) + 2 * aligned(s.local_table);
   for (const std::int64_t size :
-       {s.x, s.normed, s.qkv, s.attended, s.gate_up, s.activated, s.head_in, s.logits}) {
+       {s.x, s.normed, s.qkv, s.attended, s.gate_up, s.activated, s.block_out, s.head_in,
+        s.logits}) {
     floats += aligned(size);
   }
   return floats * 4;
@@ -108,35 +132,54 @@ Runner::Runner(const Model& model, const RunnerOptions& options)
   const WorkspaceSizes s(c, options);
   cos_ = work(s.table);
   sin_ = work(s.table);
+  local_cos_ = work(s.local_table);
+  local_sin_ = work(s.local_table);
   x_ = work(s.x);
   normed_ = work(s.normed);
   qkv_ = work(s.qkv);
   attended_ = work(s.attended);
   gate_up_ = work(s.gate_up);
   activated_ = work(s.activated);
+  block_out_ = work(s.block_out);
   head_in_ = work(s.head_in);
   logits_ = work(s.logits);
-  const std::int64_t half = c.head_dim / 2;
-  for (std::int64_t position = 0; position < max_model_len_; ++position) {
-    for (std::int64_t i = 0; i < half; ++i) {
-      // The product in fp32, as the reference implementations have it; the rest in double.
-      const float angle =
-          static_cast<float>(position) * c.rope_inv_freq[static_cast<std::size_t>(i)];
-      cos_[position * half + i] = static_cast<float>(std::cos(double{angle}) * c.rope_scale);
-      sin_[position * half + i] = static_cast<float>(std::sin(double{angle}) * c.rope_scale);
-    }
+  fill_tables(c.rope_inv_freq, c.rope_scale, cos_, sin_);
+  if (c.rope_local_inv_freq.empty()) {
+    local_cos_ = cos_;
+    local_sin_ = sin_;
+  } else {
+    fill_tables(c.rope_local_inv_freq, 1.0, local_cos_, local_sin_);
   }
   const auto rows = static_cast<std::size_t>(max_rows_);
   tokens_.resize(rows);
   positions_.resize(rows);
-  slots_.resize(rows);
   scratch_index_.resize(rows);
   owners_.resize(rows);
   path_begin_.resize(rows);
   path_length_.resize(rows);
-  attention_rows_.resize(rows);
+  const auto& groups = cache_.layout().groups;
+  slots_.assign(groups.size(), std::vector<std::int32_t>(rows));
+  attention_rows_.assign(groups.size(), std::vector<cpu::AttentionRow>(rows));
+  group_of_.resize(static_cast<std::size_t>(c.num_layers));
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (const std::int64_t layer : groups[g].layers) {
+      group_of_[static_cast<std::size_t>(layer)] = static_cast<std::int64_t>(g);
+    }
+  }
   paths_.reserve(rows * 16);
   moves_.reserve(rows);
+}
+
+void Runner::fill_tables(const std::vector<float>& factors, double scale, float* cos, float* sin) {
+  const auto pairs = static_cast<std::int64_t>(factors.size());
+  for (std::int64_t position = 0; position < max_model_len_; ++position) {
+    for (std::int64_t i = 0; i < pairs; ++i) {
+      // The product in fp32, as the reference implementations have it; the rest in double.
+      const float angle = static_cast<float>(position) * factors[static_cast<std::size_t>(i)];
+      cos[position * pairs + i] = static_cast<float>(std::cos(double{angle}) * scale);
+      sin[position * pairs + i] = static_cast<float>(std::sin(double{angle}) * scale);
+    }
+  }
 }
 
 float* Runner::work(std::int64_t floats) {
@@ -176,7 +219,9 @@ std::int64_t Runner::add_committed(SequenceId id, std::span<const TokenId> token
     const auto row = static_cast<std::size_t>(rows_++);
     tokens_[row] = tokens[static_cast<std::size_t>(i)];
     positions_[row] = static_cast<std::int32_t>(start + i);
-    slots_[row] = cache_.slot(id, 0, start + i);
+    for (std::size_t g = 0; g < slots_.size(); ++g) {
+      slots_[g][row] = cache_.slot(id, static_cast<std::int64_t>(g), start + i);
+    }
     scratch_index_[row] = -1;
     owners_[row] = id;
     path_begin_[row] = 0;
@@ -203,7 +248,9 @@ std::int64_t Runner::add_tree(SequenceId id, const DraftTree& tree) {
     positions_[row] = root + tree.depths()[node];
     const auto scratch = static_cast<std::int32_t>(scratch_used_++);
     scratch_index_[row] = scratch;
-    slots_[row] = cache_.scratch_slot(0, scratch);
+    for (std::size_t g = 0; g < slots_.size(); ++g) {
+      slots_[g][row] = cache_.scratch_slot(static_cast<std::int64_t>(g), scratch);
+    }
     owners_[row] = id;
     // The path is the parent's path and this node.
     const std::int32_t parent = tree.parents()[node];
@@ -214,7 +261,7 @@ std::int64_t Runner::add_tree(SequenceId id, const DraftTree& tree) {
         paths_.push_back(paths_[static_cast<std::size_t>(path_begin_[parent_row] + j)]);
       }
     }
-    paths_.push_back(slots_[row]);
+    paths_.push_back(scratch);
     path_begin_[row] = begin;
     path_length_[row] = static_cast<std::int64_t>(paths_.size()) - begin;
   }

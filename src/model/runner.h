@@ -24,6 +24,7 @@ struct RunnerOptions {
   int max_batch_size = 1;
   int max_rows = 512;
   int block_size = 16;
+  bool prefix_reuse = false;
   std::shared_ptr<ThreadTeam> team;
   std::string cpu_isa = "auto";
 };
@@ -79,6 +80,12 @@ class Runner {
  private:
   void embed();
   void layer(std::int64_t index);
+  void norm(const float* x, const float* weight, float* out, bool round);
+  void rotate_and_store(std::int64_t index);
+  void attend(std::int64_t index);
+  void add_block(const Matrix& matrix, const float* bias, const float* x, std::int64_t width,
+                 const float* post_norm);
+  void fill_tables(const std::vector<float>& factors, double scale, float* cos, float* sin);
   void gemm(const Matrix& matrix, const float* bias, const float* x, std::int64_t rows,
             std::int64_t x_stride, float* y, std::int64_t y_stride, bool accumulate);
   float* work(std::int64_t floats);
@@ -98,25 +105,30 @@ class Runner {
   std::int64_t scratch_used_ = 0;
   std::vector<TokenId> tokens_;
   std::vector<std::int32_t> positions_;
-  std::vector<std::int32_t> slots_;           // where the row's K/V go
+  std::vector<std::vector<std::int32_t>> slots_;  // where the row's K/V go, a group each
   std::vector<std::int32_t> scratch_index_;   // -1 for committed rows
   std::vector<SequenceId> owners_;
   std::vector<std::int64_t> path_begin_;      // into paths_, for rows of a tree
   std::vector<std::int64_t> path_length_;
-  std::vector<std::int32_t> paths_;
-  std::vector<cpu::AttentionRow> attention_rows_;
+  std::vector<std::int32_t> paths_;           // scratch indices
+  std::vector<std::vector<cpu::AttentionRow>> attention_rows_;  // a group each
+  std::vector<std::int64_t> group_of_;        // by layer
 
   // Workspace, all in one buffer.
   Buffer buffer_;
   std::int64_t used_ = 0;
-  float* cos_ = nullptr;   // [max_model_len, head_dim / 2]
+  // Position tables, [max_model_len, rotated pairs]; those of layers with a window may differ.
+  float* cos_ = nullptr;
   float* sin_ = nullptr;
+  float* local_cos_ = nullptr;
+  float* local_sin_ = nullptr;
   float* x_ = nullptr;       // [max_rows, hidden], the residual stream
   float* normed_ = nullptr;  // [max_rows, hidden]
   float* qkv_ = nullptr;     // [max_rows, (heads + 2 kv_heads) * head_dim]
   float* attended_ = nullptr;  // [max_rows, heads * head_dim]
   float* gate_up_ = nullptr;   // [max_rows, 2 * intermediate]
   float* activated_ = nullptr; // [max_rows, intermediate]
+  float* block_out_ = nullptr; // [max_rows, hidden], where a block's output is not simply added
   float* head_in_ = nullptr;   // [kLogitRows, hidden]
   float* logits_ = nullptr;    // [kLogitRows, vocab]
 };

@@ -13,6 +13,7 @@ endif()
 
 pybind11_add_module(
   _core MODULE
+  python/bindings/constraint.cpp
   python/bindings/cpu.cpp
   python/bindings/decoder.cpp
   python/bindings/draft_tree.cpp

@@ -16,10 +16,14 @@ set(specrt_sources
     src/cpu/thread_pool.cpp
     src/cpu/thread_team.cpp
     src/decode/choose.cpp
+    src/decode/decide.cpp
     src/decode/decoder.cpp
+    src/decode/logits_state.cpp
     src/decode/model_drafter.cpp
     src/decode/ngram_drafter.cpp
     src/decode/plan.cpp
+    src/decode/rejection.cpp
+    src/decode/round.cpp
     src/decode/sequence.cpp
     src/decode/verify.cpp
     src/model/buffer.cpp

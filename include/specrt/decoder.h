@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "specrt/constraint.h"
 #include "specrt/cpu.h"
 #include "specrt/drafter.h"
 #include "specrt/export.h"
@@ -26,6 +27,7 @@ struct SPECRT_API DecoderOptions {
   int threads = 0;                  ///< 0: the cores this process may use
   std::shared_ptr<ThreadTeam> team; ///< null: one of its own, of `threads`
   std::string cpu_isa = "auto";
+  bool enable_prefix_caching = true;  ///< later prompts share blocks with the same beginning
   bool check_invariants = false;    ///< check the KV bookkeeping after every round
 };
 
@@ -57,6 +59,7 @@ struct TokenLogprobs {
 /// full_*.
 struct SequenceCounters {
   std::int64_t prompt_tokens = 0;
+  std::int64_t cached_prompt_tokens = 0;  ///< of these, found in the prefix cache
   std::int64_t tokens = 0;            ///< generated; = 1 + accepted + rounds once prefilled
   std::int64_t rounds = 0;
   std::int64_t drafted = 0;
@@ -79,6 +82,8 @@ struct Progress {
   SequenceId id = 0;
   std::span<const TokenId> tokens;           ///< newly committed; empty while prefilling
   std::span<const TokenLogprobs> logprobs;   ///< one a token where asked for
+  /// Once, with the first token, where asked for: one entry a prompt token but the first.
+  std::span<const TokenLogprobs> prompt_logprobs;
   Finish finish = Finish::none;
   const SequenceCounters* counters = nullptr;
   std::string error;                         ///< with Finish::error
@@ -113,7 +118,8 @@ class SPECRT_API Decoder {
   /// InvalidArgument for a bad prompt or parameter and CapacityError where it can never fit;
   /// can_add() tells whether there is room now.
   SequenceId add(std::span<const TokenId> prompt, const SamplingParams& params,
-                 std::shared_ptr<Drafter> drafter = nullptr);
+                 std::shared_ptr<Drafter> drafter = nullptr,
+                 std::shared_ptr<TokenConstraint> constraint = nullptr);
   bool can_add(std::int64_t prompt_tokens, std::int64_t max_tokens) const;
   /// Throws what add() would throw however empty the decoder is.
   void check(std::span<const TokenId> prompt, const SamplingParams& params) const;
@@ -122,8 +128,9 @@ class SPECRT_API Decoder {
   void cancel(SequenceId id);
 
   /// Ends a sequence in its last round, as if the last `dropped` tokens of that round had not
-  /// been chosen: for stop conditions that only the caller can see. Returns its counters, that
-  /// round counted as truncated. At least one token of the round must remain.
+  /// been chosen: for stop conditions that only the caller can see. It may have finished in that
+  /// round by itself. Returns its counters, that round counted as truncated. At least one token of
+  /// the round must remain.
   SequenceCounters stop(SequenceId id, std::int64_t dropped);
 
   bool idle() const;

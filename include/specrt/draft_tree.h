@@ -10,6 +10,13 @@
 
 namespace specrt {
 
+/// How a drafter came to its nodes; `rejection` verification has to know.
+enum class Draw : std::uint8_t {
+  deterministic = 0,    ///< picked, not sampled: the most likely, or copied
+  without_replacement,  ///< siblings sampled in order, each from what the ones before left
+  with_replacement,     ///< siblings sampled independently; a repeated token is a repeated node
+};
+
 /// A draft: candidate continuations of one sequence. Node i continues node parents[i], or the
 /// sequence itself where that is kRoot. Parents come before children; siblings differ in token.
 /// A chain is the tree in which every node's parent is the node before it.
@@ -39,27 +46,47 @@ class SPECRT_API DraftTree {
   std::int32_t child(std::int32_t node, TokenId token) const;
   bool has_children(std::int32_t node) const;
 
+  Draw draw() const { return draw_; }
+  void set_draw(Draw draw) { draw_ = draw; }
+
+  /// The probabilities from which the children of `node` (kRoot allowed) were sampled, one a
+  /// vocabulary id, or nothing.
+  std::span<const float> distribution(std::int32_t node) const;
+  /// For sampled drafts. All distributions of a tree have one size.
+  void set_distribution(std::int32_t node, std::span<const float> probabilities);
+
   /// Empties the tree and keeps its memory.
   void clear();
   void set_source(const std::string& source) { source_ = source; }
 
   /// Appends a node and returns its index. Throws InvalidArgument where the parent is not an
-  /// earlier node or kRoot, or where a sibling already carries the token.
+  /// earlier node or kRoot, or where a sibling already carries the token (but for draws with
+  /// replacement).
   std::int32_t add(TokenId token, std::int32_t parent, float log_prob = 0.0f);
 
   /// Drops nodes deeper than `depth`, then the last nodes beyond `nodes`. Both keep every
   /// remaining node's parent. Returns whether anything was dropped.
   bool prune(std::int64_t depth, std::int64_t nodes);
 
+  /// Drops the nodes that are not marked. Marked nodes' parents are marked too.
+  bool keep(const std::vector<bool>& kept);
+
   /// Throws InvalidArgument if a token lies outside [0, vocab_size).
   void check_vocabulary(std::int64_t vocab_size) const;
 
  private:
+  template <typename Keep>
+  bool compact(const Keep& keep);
+
   std::vector<TokenId> tokens_;
   std::vector<std::int32_t> parents_;
   std::vector<std::int32_t> depths_;
   std::vector<float> log_probs_;
   std::string source_;
+  Draw draw_ = Draw::deterministic;
+  std::vector<float> distributions_;
+  std::vector<std::int32_t> distribution_row_;  // by node + 1; -1: none
+  std::size_t distribution_size_ = 0;
 };
 
 }  // namespace specrt

@@ -14,6 +14,7 @@
 
 namespace specrt {
 
+class LogitsState;
 class Model;
 
 /// What a drafter is asked for, one sequence.
@@ -23,6 +24,7 @@ struct DraftRequest {
   std::int64_t max_nodes = 0;       ///< >= 0; 0 asks for nothing
   std::int64_t max_depth = 0;       ///< deeper nodes could never be used
   const SamplingParams* sampling = nullptr;
+  LogitsState* logits = nullptr;    ///< the sequence's penalties and masks; for built-in drafters
 };
 
 /// Proposes continuations. The target decides what becomes of them, so a drafter can cost time
@@ -65,6 +67,7 @@ struct SPECRT_API DraftModelOptions {
   int max_batch_size = 32;
   int max_rows = 512;
   int block_size = 16;
+  bool enable_prefix_caching = true;
   int threads = 0;
   std::shared_ptr<ThreadTeam> team;  ///< null: one of its own; the decoder's is best
   std::string cpu_isa = "auto";

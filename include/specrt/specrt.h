@@ -1,5 +1,6 @@
 #pragma once
 
+#include "specrt/constraint.h"
 #include "specrt/cpu.h"
 #include "specrt/decoder.h"
 #include "specrt/draft_tree.h"

@@ -11,6 +11,7 @@ void bind_errors(py::module_& module);
 void bind_cpu(py::module_& module);
 void bind_memory(py::module_& module);
 void bind_draft_tree(py::module_& module);
+void bind_constraint(py::module_& module);
 void bind_sampling(py::module_& module);
 void bind_model(py::module_& module);
 void bind_drafter(py::module_& module);

@@ -13,14 +13,15 @@ namespace {
 
 DecoderOptions make_options(std::int64_t kv_cache_bytes, std::int64_t max_model_len,
                             int max_batch_size, int max_rows, int block_size,
-                            std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa,
-                            bool check_invariants) {
+                            bool enable_prefix_caching, std::shared_ptr<ThreadTeam> team,
+                            const std::string& cpu_isa, bool check_invariants) {
   DecoderOptions options;
   options.kv_cache_bytes = kv_cache_bytes;
   options.max_model_len = max_model_len;
   options.max_batch_size = max_batch_size;
   options.max_rows = max_rows;
   options.block_size = block_size;
+  options.enable_prefix_caching = enable_prefix_caching;
   options.team = std::move(team);
   options.cpu_isa = cpu_isa;
   options.check_invariants = check_invariants;
@@ -53,22 +54,24 @@ py::object token_logprobs(const TokenLogprobs& entry) {
   return py::make_tuple(entry.logprob, entry.rank, top);
 }
 
-// (id, tokens, logprobs or None, finish or "", counters or None, error): plain tuples, since one
+py::object logprobs_list(std::span<const TokenLogprobs> entries) {
+  if (entries.empty()) return py::none();
+  py::list out;
+  for (const TokenLogprobs& entry : entries) out.append(token_logprobs(entry));
+  return out;
+}
+
+// (id, tokens, logprobs or None, prompt_logprobs or None, finish or "", counters or None, error): plain tuples, since one
 // is made for every sequence and round.
 py::typing::List<PyProgress> to_python(std::span<const Progress> progress) {
   py::typing::List<PyProgress> out;
   for (const Progress& p : progress) {
     py::list tokens;
     for (const TokenId token : p.tokens) tokens.append(token);
-    py::object logprobs = py::none();
-    if (!p.logprobs.empty()) {
-      py::list entries;
-      for (const TokenLogprobs& entry : p.logprobs) entries.append(token_logprobs(entry));
-      logprobs = entries;
-    }
     py::object counters = py::none();
     if (p.finish != Finish::none) counters = py::cast(*p.counters);
-    out.append(py::make_tuple(p.id, tokens, logprobs, finish_name(p.finish), counters, p.error));
+    out.append(py::make_tuple(p.id, tokens, logprobs_list(p.logprobs),
+                              logprobs_list(p.prompt_logprobs), finish_name(p.finish), counters, p.error));
   }
   return out;
 }
@@ -83,6 +86,7 @@ Plan to_plan(const std::vector<std::pair<SequenceId, std::int64_t>>& items) {
 void bind_counters(py::module_& module) {
   py::class_<SequenceCounters>(module, "SequenceCounters", "Counters of one sequence.")
       .def_readonly("prompt_tokens", &SequenceCounters::prompt_tokens)
+      .def_readonly("cached_prompt_tokens", &SequenceCounters::cached_prompt_tokens)
       .def_readonly("tokens", &SequenceCounters::tokens)
       .def_readonly("rounds", &SequenceCounters::rounds)
       .def_readonly("drafted", &SequenceCounters::drafted)
@@ -111,7 +115,7 @@ void bind_decoder(py::module_& module) {
          std::int64_t max_model_len, int max_batch_size, int max_rows, int block_size) {
         return memory_of(config, dtype_from_name(dtype),
                          make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows,
-                                      block_size, nullptr, "auto", false));
+                                      block_size, false, nullptr, "auto", false));
       },
       py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("kv_cache_bytes"),
       py::arg("max_model_len"), py::arg("max_batch_size"), py::arg("max_rows"),
@@ -123,7 +127,7 @@ void bind_decoder(py::module_& module) {
          std::int64_t tokens) {
         return kv_cache_bytes_for(config, dtype_from_name(dtype),
                                   make_options(0, max_model_len, max_batch_size, max_rows,
-                                               block_size, nullptr, "auto", false),
+                                               block_size, false, nullptr, "auto", false),
                                   sequences, tokens);
       },
       py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("max_model_len"),
@@ -133,25 +137,29 @@ void bind_decoder(py::module_& module) {
   py::class_<Decoder>(module, "Decoder", "Rounds of draft, verify and commit over one target.")
       .def(py::init([](const Model& model, std::int64_t kv_cache_bytes, std::int64_t max_model_len,
                        int max_batch_size, int max_rows, int block_size,
-                       std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa,
-                       bool check_invariants) {
+                       bool enable_prefix_caching, std::shared_ptr<ThreadTeam> team,
+                       const std::string& cpu_isa, bool check_invariants) {
              const DecoderOptions options =
                  make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
-                              std::move(team), cpu_isa, check_invariants);
+                              enable_prefix_caching, std::move(team), cpu_isa, check_invariants);
              const py::gil_scoped_release released;
              return std::make_unique<Decoder>(model, options);
            }),
            py::arg("model"), py::kw_only(), py::arg("kv_cache_bytes"), py::arg("max_model_len"),
-           py::arg("max_batch_size"), py::arg("max_rows"), py::arg("block_size"), py::arg("team"),
-           py::arg("cpu_isa"), py::arg("check_invariants"))
+           py::arg("max_batch_size"), py::arg("max_rows"), py::arg("block_size"),
+           py::arg("enable_prefix_caching"), py::arg("team"), py::arg("cpu_isa"),
+           py::arg("check_invariants"))
       .def(
           "add",
           [](Decoder& decoder, const std::vector<TokenId>& prompt, const SamplingParams& params,
-             std::optional<std::shared_ptr<Drafter>> drafter) {
+             std::optional<std::shared_ptr<Drafter>> drafter,
+             std::optional<std::shared_ptr<TokenConstraint>> constraint) {
             const py::gil_scoped_release released;
-            return decoder.add(prompt, params, drafter.value_or(nullptr));
+            return decoder.add(prompt, params, drafter.value_or(nullptr),
+                               constraint.value_or(nullptr));
           },
-          py::arg("prompt"), py::arg("params"), py::arg("drafter") = py::none())
+          py::arg("prompt"), py::arg("params"), py::arg("drafter") = py::none(),
+          py::arg("constraint") = py::none())
       .def("can_add", &Decoder::can_add, py::arg("prompt_tokens"), py::arg("max_tokens"))
       .def(
           "check",
@@ -189,7 +197,7 @@ void bind_decoder(py::module_& module) {
              }
              return to_python(progress);
            },
-           "Runs the pass: a list of (id, tokens, logprobs, finish, counters, error).")
+           "Runs the pass: a list of (id, tokens, logprobs, prompt_logprobs, finish, counters, error).")
       .def(
           "round",
           [](Decoder& decoder, const std::vector<std::pair<SequenceId, std::int64_t>>& plan) {

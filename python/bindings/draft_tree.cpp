@@ -39,6 +39,16 @@ void bind_draft_tree(py::module_& module) {
                              "1 for children of the root.")
       .def_property_readonly("log_probs",
                              [](const DraftTree& tree) { return copy(tree.log_probs()); })
+      .def(
+          "set_distribution",
+          [](DraftTree& tree, std::int32_t node, const std::vector<float>& probabilities,
+             bool replacement) {
+            tree.set_draw(replacement ? Draw::with_replacement : Draw::without_replacement);
+            tree.set_distribution(node, probabilities);
+          },
+          py::arg("node"), py::arg("probabilities"), py::kw_only(), py::arg("replacement") = false,
+          "Tells that the children of `node` (-1: the root) were sampled from these probabilities,"
+          " one a vocabulary id: for verification='rejection'.")
       .def_property_readonly("source", &DraftTree::source)
       .def_property_readonly("max_depth", &DraftTree::max_depth)
       .def("__len__", &DraftTree::size);

@@ -90,13 +90,14 @@ void bind_drafter(py::module_& module) {
       "make_model_drafter",
       [](const Model& model, std::int64_t target_vocab_size, std::int64_t kv_cache_bytes,
          std::int64_t max_model_len, int max_batch_size, int max_rows, int block_size,
-         std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa) {
+         bool enable_prefix_caching, std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa) {
         DraftModelOptions options;
         options.kv_cache_bytes = kv_cache_bytes;
         options.max_model_len = max_model_len;
         options.max_batch_size = max_batch_size;
         options.max_rows = max_rows;
         options.block_size = block_size;
+        options.enable_prefix_caching = enable_prefix_caching;
         options.team = std::move(team);
         options.cpu_isa = cpu_isa;
         const py::gil_scoped_release released;
@@ -104,7 +105,7 @@ void bind_drafter(py::module_& module) {
       },
       py::arg("model"), py::kw_only(), py::arg("target_vocab_size"), py::arg("kv_cache_bytes"),
       py::arg("max_model_len"), py::arg("max_batch_size"), py::arg("max_rows"),
-      py::arg("block_size"), py::arg("team"), py::arg("cpu_isa"));
+      py::arg("block_size"), py::arg("enable_prefix_caching"), py::arg("team"), py::arg("cpu_isa"));
 
   module.def(
       "make_python_drafter",

@@ -9,6 +9,7 @@ PYBIND11_MODULE(_core, module) {
   bind_cpu(module);
   bind_memory(module);
   bind_draft_tree(module);
+  bind_constraint(module);
   bind_sampling(module);
   bind_model(module);
   bind_drafter(module);

@@ -96,12 +96,42 @@ void DraftTree::clear() {
   depths_.clear();
   log_probs_.clear();
   source_.clear();
+  draw_ = Draw::deterministic;
+  distributions_.clear();
+  distribution_row_.clear();
+  distribution_size_ = 0;
+}
+
+std::span<const float> DraftTree::distribution(std::int32_t node) const {
+  const auto at = static_cast<std::size_t>(node + 1);
+  if (node < kRoot || at >= distribution_row_.size() || distribution_row_[at] < 0) return {};
+  return std::span(distributions_)
+      .subspan(static_cast<std::size_t>(distribution_row_[at]) * distribution_size_,
+               distribution_size_);
+}
+
+void DraftTree::set_distribution(std::int32_t node, std::span<const float> probabilities) {
+  if (node < kRoot || node >= static_cast<std::int64_t>(size())) {
+    refuse("distribution", "a node of the draft or -1", std::to_string(node));
+  }
+  if (distribution_size_ != 0 && probabilities.size() != distribution_size_) {
+    refuse("distribution", count_of(distribution_size_) + " values",
+           count_of(probabilities.size()));
+  }
+  distribution_size_ = probabilities.size();
+  const auto at = static_cast<std::size_t>(node + 1);
+  if (distribution_row_.size() <= at) distribution_row_.resize(at + 1, -1);
+  distribution_row_[at] =
+      static_cast<std::int32_t>(distributions_.size() / std::max<std::size_t>(1, distribution_size_));
+  distributions_.insert(distributions_.end(), probabilities.begin(), probabilities.end());
 }
 
 std::int32_t DraftTree::add(TokenId token, std::int32_t parent, float log_prob) {
   const std::size_t index = size();
   check_node(index, token, parent, log_prob);
-  if (child(parent, token) >= 0) refuse_duplicate(token, parent);
+  if (draw_ != Draw::with_replacement && child(parent, token) >= 0) {
+    refuse_duplicate(token, parent);
+  }
   tokens_.push_back(token);
   parents_.push_back(parent);
   depths_.push_back(parent == kRoot ? 1 : depths_[parent] + 1);
@@ -110,17 +140,43 @@ std::int32_t DraftTree::add(TokenId token, std::int32_t parent, float log_prob) 
 }
 
 bool DraftTree::prune(std::int64_t depth, std::int64_t nodes) {
-  const std::size_t before = size();
   const auto limit = static_cast<std::size_t>(std::max<std::int64_t>(nodes, 0));
+  std::size_t kept = 0;
+  return compact([&](std::size_t i) {
+    const bool keep = kept < limit && depths_[i] <= depth;
+    kept += keep ? 1 : 0;
+    return keep;
+  });
+}
 
+bool DraftTree::keep(const std::vector<bool>& kept) {
+  if (kept.size() != size()) {
+    refuse("kept", count_of(size()) + " values, one a node", count_of(kept.size()));
+  }
+  for (std::size_t i = 0; i < size(); ++i) {
+    if (kept[i] && parents_[i] != kRoot && !kept[parents_[i]]) {
+      refuse("kept", "every kept node's parent", "none" + at_node(i));
+    }
+  }
+  return compact([&](std::size_t i) { return kept[i]; });
+}
+
+// `keep` is asked once a node, in order, and keeps every kept node's parent.
+template <typename Keep>
+bool DraftTree::compact(const Keep& keep) {
+  const std::size_t before = size();
   // depths_ holds each node's new index meanwhile, so that nothing need be allocated.
   std::size_t kept = 0;
   for (std::size_t i = 0; i < before; ++i) {
-    const bool keep = kept < limit && depths_[i] <= depth;
-    depths_[i] = keep ? static_cast<std::int32_t>(kept++) : -1;
+    depths_[i] = keep(i) ? static_cast<std::int32_t>(kept++) : -1;
   }
   for (std::size_t i = 0; i < before; ++i) {
     const std::int32_t to = depths_[i];
+    if (i + 1 < distribution_row_.size()) {
+      const std::int32_t row = distribution_row_[i + 1];
+      distribution_row_[i + 1] = -1;
+      if (to >= 0) distribution_row_[to + 1] = row;
+    }
     if (to < 0) continue;
     tokens_[to] = tokens_[i];
     parents_[to] = parents_[i] == kRoot ? kRoot : depths_[parents_[i]];

@@ -26,12 +26,42 @@ void SamplingParams::check(std::int64_t vocab_size) const {
   require(top_k >= 0, "top_k", "an integer >= 0 (0 for no limit)", top_k);
   require(top_p > 0.0 && top_p <= 1.0, "top_p", "a number in (0, 1]", top_p);
   require(min_p >= 0.0 && min_p <= 1.0, "min_p", "a number in [0, 1]", min_p);
+  require(min_tokens >= 0 && min_tokens <= max_tokens, "min_tokens",
+          "an integer from 0 to max_tokens = " + std::to_string(max_tokens), min_tokens);
+  require(repetition_penalty > 0.0 && std::isfinite(repetition_penalty), "repetition_penalty",
+          "a finite number > 0", repetition_penalty);
+  require(std::fabs(frequency_penalty) <= 100.0, "frequency_penalty", "a number in [-100, 100]",
+          frequency_penalty);
+  require(std::fabs(presence_penalty) <= 100.0, "presence_penalty", "a number in [-100, 100]",
+          presence_penalty);
   const std::string size = std::to_string(vocab_size);
+  for (const auto& [id, bias] : logit_bias) {
+    require(id >= 0 && id < vocab_size, "logit_bias", "ids in [0, " + size + ")", id);
+    require(!std::isnan(bias) && bias < HUGE_VALF, "logit_bias", "numbers below infinity", bias);
+  }
+  for (const TokenId id : allowed_token_ids) {
+    require(id >= 0 && id < vocab_size, "allowed_token_ids", "ids in [0, " + size + ")", id);
+  }
+  for (const auto& word : bad_words) {
+    require(!word.empty(), "bad_words", "at least one token each", "none");
+    for (const TokenId id : word) {
+      require(id >= 0 && id < vocab_size, "bad_words", "ids in [0, " + size + ")", id);
+    }
+  }
   for (const TokenId id : stop_token_ids) {
     require(id >= 0 && id < vocab_size, "stop_token_ids", "ids in [0, " + size + ")", id);
   }
+  require(prompt_logprobs >= -1 && prompt_logprobs <= vocab_size, "prompt_logprobs",
+          "an integer in [-1, " + size + "] (-1 for none)", prompt_logprobs);
   require(logprobs >= -1 && logprobs <= vocab_size, "logprobs",
           "an integer in [-1, " + size + "] (-1 for none)", logprobs);
+}
+
+Verification verification_from_name(const std::string& name) {
+  if (name == "coupled") return Verification::coupled;
+  if (name == "rejection") return Verification::rejection;
+  if (name == "block") return Verification::block;
+  throw InvalidArgument(expected_got("verification", "coupled, rejection or block", name));
 }
 
 }  // namespace specrt

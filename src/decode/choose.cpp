@@ -26,17 +26,45 @@ float finite_max(const cpu::Kernels& kernels, std::span<const float> logits, Tok
   return best.value;
 }
 
+cpu::NoiseKey noise_key(const SamplingParams& params, std::int64_t position, Purpose purpose) {
+  cpu::NoiseKey key;
+  key.seed = params.seed;
+  key.sample_index = params.sample_index;
+  key.position = static_cast<std::uint32_t>(position);
+  key.purpose = static_cast<std::uint32_t>(purpose);
+  return key;
+}
+
+bool filters(const SamplingParams& params, std::int64_t vocab_size) {
+  return (params.top_k > 0 && params.top_k < vocab_size) || params.top_p < 1.0 ||
+         params.min_p > 0.0;
+}
+
 }  // namespace
 
 Chooser::Chooser(const cpu::Kernels& kernels, std::int64_t vocab_size)
-    : kernels_(&kernels), weights_(static_cast<std::size_t>(vocab_size)) {
+    : kernels_(&kernels),
+      weights_(static_cast<std::size_t>(vocab_size)),
+      processed_(static_cast<std::size_t>(vocab_size)),
+      law_(static_cast<std::size_t>(vocab_size)) {
   ids_.reserve(static_cast<std::size_t>(vocab_size));
   kept_.reserve(static_cast<std::size_t>(vocab_size));
 }
 
-std::int64_t Chooser::bytes() const {
-  return static_cast<std::int64_t>(weights_.capacity() * 4 + ids_.capacity() * 4 +
-                                   kept_.capacity() * 4);
+std::span<const float> Chooser::processed(std::span<const float> logits, LogitsState& state,
+                                          bool with_constraint) {
+  if (state.neutral()) return logits;
+  TokenId unused = 0;
+  finite_max(*kernels_, logits, &unused);
+  const std::span<float> out(processed_.data(), logits.size());
+  std::copy(logits.begin(), logits.end(), out.begin());
+  state.process(out, with_constraint);
+  if (!kernels_->arg_max(out.data(), static_cast<std::int64_t>(out.size())).finite) {
+    throw InvalidArgument(expected_got("sampling", "a token that may come next",
+                                       "every token masked by allowed_token_ids, bad_words, "
+                                       "min_tokens, logit_bias or the grammar"));
+  }
+  return out;
 }
 
 TokenId Chooser::choose(std::span<const float> logits, const SamplingParams& params,
@@ -48,22 +76,55 @@ TokenId Chooser::choose(std::span<const float> logits, const SamplingParams& par
   const auto n = static_cast<std::int64_t>(logits.size());
   const auto inv_temperature = static_cast<float>(1.0 / params.temperature);
   const double sum = kernels_->exp_weights(logits.data(), n, max, inv_temperature, weights_.data());
-  cpu::NoiseKey key;
-  key.seed = params.seed;
-  key.sample_index = params.sample_index;
-  key.position = static_cast<std::uint32_t>(position);
-  key.purpose = static_cast<std::uint32_t>(Purpose::target_choice);
-
-  const bool filtered = (params.top_k > 0 && params.top_k < n) || params.top_p < 1.0 ||
-                        params.min_p > 0.0;
-  if (!filtered) {
-    return static_cast<TokenId>(kernels_->race(weights_.data(), nullptr, n, key).token);
+  if (!filters(params, n)) {
+    return draw({weights_.data(), logits.size()}, params, position, Purpose::target_choice);
   }
   filter(logits, params, sum);
   kept_.clear();
   for (const std::int32_t id : ids_) kept_.push_back(weights_[static_cast<std::size_t>(id)]);
   return static_cast<TokenId>(
-      kernels_->race(kept_.data(), ids_.data(), static_cast<std::int64_t>(ids_.size()), key).token);
+      kernels_
+          ->race(kept_.data(), ids_.data(), static_cast<std::int64_t>(ids_.size()),
+                 noise_key(params, position, Purpose::target_choice))
+          .token);
+}
+
+TokenId Chooser::draw(std::span<const float> weights, const SamplingParams& params,
+                      std::int64_t position, Purpose purpose) const {
+  return static_cast<TokenId>(kernels_
+                                  ->race(weights.data(), nullptr,
+                                         static_cast<std::int64_t>(weights.size()),
+                                         noise_key(params, position, purpose))
+                                  .token);
+}
+
+std::span<float> Chooser::distribution(std::span<const float> logits,
+                                       const SamplingParams& params) {
+  const std::span<float> law(law_.data(), logits.size());
+  TokenId arg_max = 0;
+  const float max = finite_max(*kernels_, logits, &arg_max);
+  if (params.greedy()) {
+    std::fill(law.begin(), law.end(), 0.0f);
+    law[static_cast<std::size_t>(arg_max)] = 1.0f;
+    return law;
+  }
+  const auto n = static_cast<std::int64_t>(logits.size());
+  const auto inv_temperature = static_cast<float>(1.0 / params.temperature);
+  double sum = kernels_->exp_weights(logits.data(), n, max, inv_temperature, weights_.data());
+  if (!filters(params, n)) {
+    const auto scale = static_cast<float>(1.0 / sum);
+    for (std::size_t id = 0; id < law.size(); ++id) law[id] = weights_[id] * scale;
+    return law;
+  }
+  filter(logits, params, sum);
+  sum = 0.0;
+  for (const std::int32_t id : ids_) sum += double{weights_[static_cast<std::size_t>(id)]};
+  std::fill(law.begin(), law.end(), 0.0f);
+  for (const std::int32_t id : ids_) {
+    law[static_cast<std::size_t>(id)] =
+        static_cast<float>(double{weights_[static_cast<std::size_t>(id)]} / sum);
+  }
+  return law;
 }
 
 void Chooser::filter(std::span<const float> logits, const SamplingParams& params, double sum) {

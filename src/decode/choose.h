@@ -4,7 +4,9 @@
 #include <span>
 #include <vector>
 
+#include "core/philox.h"
 #include "cpu/kernels.h"
+#include "decode/logits_state.h"
 #include "specrt/decoder.h"
 #include "specrt/sampling.h"
 
@@ -12,15 +14,29 @@ namespace specrt {
 
 /// Chooses the next token from one row of logits: arg-max, or arg-max of the processed
 /// log-probabilities plus the position's Gumbel noise, taken as the equivalent exponential race.
-/// A pure function of (logits, params, position); the buffers only save allocations.
+/// A pure function of (logits, params, state, position); the buffers only save allocations.
 class Chooser {
  public:
   Chooser(const cpu::Kernels& kernels, std::int64_t vocab_size);
 
-  /// `position` is the absolute index of the token that is chosen. Throws NumericError where the
-  /// logits hold a NaN or no finite maximum.
+  /// The logits after `state`: themselves where it is neutral, else a copy that is valid until the
+  /// next call. Throws NumericError where the raw logits are not finite and InvalidArgument where
+  /// every token is masked.
+  std::span<const float> processed(std::span<const float> logits, LogitsState& state,
+                                   bool with_constraint);
+
+  /// `logits` are processed; `position` is the absolute index of the token that is chosen. Throws
+  /// NumericError where the logits hold a NaN or no finite maximum.
   TokenId choose(std::span<const float> logits, const SamplingParams& params,
                  std::int64_t position);
+
+  /// The law that sampling follows: temperature and filters applied to processed logits, summing
+  /// to about 1. One-hot where greedy. Valid until the next call.
+  std::span<float> distribution(std::span<const float> logits, const SamplingParams& params);
+
+  /// Draws from weights (any positive scale) with the noise of `purpose` at `position`.
+  TokenId draw(std::span<const float> weights, const SamplingParams& params, std::int64_t position,
+               Purpose purpose) const;
 
   /// Raw log-softmax of `token` and of the `top` most likely.
   void logprobs(std::span<const float> logits, TokenId token, std::int32_t top,
@@ -29,7 +45,8 @@ class Chooser {
   /// log-softmax of one token.
   float logprob(std::span<const float> logits, TokenId token);
 
-  std::int64_t bytes() const;
+  /// Buffers of a vocabulary of so many tokens.
+  static std::int64_t bytes_for(std::int64_t vocab_size) { return vocab_size * 20; }
 
  private:
   double log_sum_exp(std::span<const float> logits);
@@ -40,6 +57,8 @@ class Chooser {
   std::vector<float> weights_;      // exp((x - max) / T), by vocabulary id
   std::vector<std::int32_t> ids_;   // candidates left by the filters
   std::vector<float> kept_;         // their weights
+  std::vector<float> processed_;
+  std::vector<float> law_;
 };
 
 }  // namespace specrt

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -19,6 +20,7 @@ RunnerOptions runner_options(const DraftModelOptions& options) {
   out.max_batch_size = options.max_batch_size;
   out.max_rows = options.max_rows;
   out.block_size = options.block_size;
+  out.prefix_reuse = options.enable_prefix_caching;
   out.team = options.team != nullptr ? options.team : std::make_shared<ThreadTeam>(options.threads);
   out.cpu_isa = options.cpu_isa;
   return out;
@@ -38,7 +40,6 @@ class ModelDrafter final : public Drafter {
   const std::string& name() const override { return name_; }
 
   void admit(SequenceId id, std::span<const TokenId> prompt, std::int64_t max_length) override {
-    (void)prompt;  // every request brings all tokens
     if (states_.count(id) != 0) {
       throw InvalidArgument(expected_got("draft model", "a new sequence", std::to_string(id)));
     }
@@ -47,8 +48,11 @@ class ModelDrafter final : public Drafter {
     State state;
     state.has_room = runner_.cache().can_add(length);
     if (state.has_room) {
-      runner_.cache().add(id, length);
+      const auto known = static_cast<std::size_t>(runner_.cache().add(
+          id, length, prompt.first(std::min(prompt.size(), static_cast<std::size_t>(length)))));
       state.cached.reserve(static_cast<std::size_t>(length));
+      state.cached.assign(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(known));
+      state.agreed = static_cast<std::int64_t>(known);
     }
     states_.emplace(id, std::move(state));
   }
@@ -66,7 +70,7 @@ class ModelDrafter final : public Drafter {
 
   MemoryUse memory() const override {
     MemoryUse use = runner_.memory();
-    use.workspace += chooser_.bytes();
+    use.workspace += Chooser::bytes_for(draft_vocab_);
     return use;
   }
 
@@ -119,6 +123,7 @@ class ModelDrafter final : public Drafter {
     runner_.cache().truncate(request.id, same);
     state.cached.resize(static_cast<std::size_t>(same));
     state.agreed = same;
+    runner_.cache().remember(request.id, request.tokens);
     for (const TokenId token : request.tokens.subspan(static_cast<std::size_t>(same))) {
       if (token >= draft_vocab_) return;  // a target token that the draft model does not know
     }
@@ -169,17 +174,51 @@ class ModelDrafter final : public Drafter {
         Active& a = active_[i];
         const auto row = logits.subspan((i - first) * static_cast<std::size_t>(draft_vocab_),
                                         static_cast<std::size_t>(vocab_));
-        const std::int64_t position = static_cast<std::int64_t>(a.request->tokens.size()) + step;
         try {
-          const TokenId token = chooser_.choose(row, *a.request->sampling, position);
-          a.tree->add(token, static_cast<std::int32_t>(step) - 1, chooser_.logprob(row, token));
-        } catch (const NumericError&) {
+          draw(a, row, static_cast<std::int64_t>(a.request->tokens.size()) + step);
+        } catch (const Error&) {
           a.steps = 0;  // a draft model that has gone NaN costs its drafts, not the request
         }
       }
       first = last;
     }
+    for (const Active& a : active_) {
+      if (step + 1 >= a.steps) forget_guesses(a);
+    }
     std::erase_if(active_, [&](const Active& a) { return step + 1 >= a.steps; });
+  }
+
+  // The next token of the chain. Coupled: with the target's own noise, so that both choose alike as
+  // often as they can. Rejection: a sample of its own, with the law that it came from.
+  void draw(Active& a, std::span<const float> logits, std::int64_t position) {
+    LogitsState* state = a.request->logits;
+    const SamplingParams& params = *a.request->sampling;
+    const std::span<const float> row =
+        state == nullptr ? logits : chooser_.processed(logits, *state, false);
+    const auto parent = static_cast<std::int32_t>(a.tree->size()) - 1;
+    TokenId token = 0;
+    float log_prob = 0.0f;
+    if (params.verification == Verification::coupled || params.greedy()) {
+      token = chooser_.choose(row, params, position);
+      log_prob = chooser_.logprob(logits, token);
+    } else {
+      const std::span<const float> law = chooser_.distribution(row, params);
+      token = chooser_.draw(law, params, position, Purpose::draft);
+      log_prob = std::log(law[static_cast<std::size_t>(token)]);
+      a.tree->set_draw(Draw::without_replacement);
+      a.tree->set_distribution(parent, law);
+    }
+    a.tree->add(token, parent, log_prob);
+    if (state != nullptr) state->push(token);
+  }
+
+  // Guesses were pushed only to process the logits behind them.
+  static void forget_guesses(const Active& a) {
+    if (a.request->logits == nullptr) return;
+    const std::span<const TokenId> tokens = a.tree->tokens();
+    for (auto token = tokens.rbegin(); token != tokens.rend(); ++token) {
+      a.request->logits->pop(*token);
+    }
   }
 
   struct Fed {

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "decode/logits_state.h"
+#include "decode/rejection.h"
 #include "decode/verify.h"
 #include "specrt/decoder.h"
 
@@ -19,6 +21,9 @@ struct Sequence {
   std::int64_t processed = 0;         // prompt tokens with K/V in the cache
   std::int64_t max_length = 0;        // of tokens
   SequenceCounters counters;
+  LogitsState state;                  // history, penalties, masks
+  std::vector<TokenLogprobs> prompt_logprobs;
+  bool prompt_told = false;
 
   // This round.
   std::int64_t planned = 0;
@@ -27,6 +32,8 @@ struct Sequence {
   bool pruned = false;                // limits cut the draft short
   DraftTree draft;
   TreeWalk walk;
+  BlockWalk block;
+  std::vector<float> last_logits;     // block verification with logprobs: of the last accepted node
   std::int64_t root_row = 0;
   std::int64_t tree_row = 0;
   std::vector<TokenLogprobs> logprobs;
@@ -37,6 +44,12 @@ struct Sequence {
   std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
   std::int64_t tokens_left() const { return max_length - length(); }
   bool is_stop(TokenId token) const;
+  bool verifies_block() const {
+    return params.verification == Verification::block && !params.greedy() && !draft.empty();
+  }
+  bool wants_prompt_logprobs() const {
+    return params.prompt_logprobs >= 0 && prefilling();
+  }
 };
 
 /// Counts a decoding round that emitted `emitted` tokens; `sign` -1 takes it back.

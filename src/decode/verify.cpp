@@ -2,8 +2,7 @@
 
 namespace specrt {
 
-void TreeWalk::start(const DraftTree& tree, std::int64_t limit) {
-  tree_ = &tree;
+void TreeWalk::start(std::int64_t limit) {
   limit_ = limit;
   node_ = DraftTree::kRoot;
   end_ = WalkEnd::running;
@@ -11,7 +10,7 @@ void TreeWalk::start(const DraftTree& tree, std::int64_t limit) {
   path_.clear();
 }
 
-void TreeWalk::step(TokenId choice, bool is_stop) {
+void TreeWalk::step(TokenId choice, std::int32_t child, bool is_stop) {
   emitted_.push_back(choice);
   // A stop is a stop even on the last token allowed.
   if (is_stop) {
@@ -22,7 +21,6 @@ void TreeWalk::step(TokenId choice, bool is_stop) {
     end_ = WalkEnd::length;
     return;
   }
-  const std::int32_t child = tree_->child(node_, choice);
   if (child < 0) {
     end_ = WalkEnd::mismatch;
     return;

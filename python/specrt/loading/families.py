@@ -1,158 +1,165 @@
-"""The model families: what each makes of a config, and what it calls its tensors.
+"""The families whose layers look like Llama's, and the way from a config to a family.
 
-A family is a function from config to `ModelFields`, a table from canonical names to the names in
-its checkpoints, and the names that its checkpoints may hold without any use. `{i}` is a layer.
+Gemma and Phi have files of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..errors import LoadError
+from . import gemma, phi
+from .family import FAMILIES, LLAMA_NAMES, decoder, family, layer_windows, names_without
 from .fields import ModelFields
 from .hf_config import HfConfig
 
-__all__ = ["FAMILIES", "IGNORED", "NAMES", "family", "fields_of"]
-
-Reader = Callable[[HfConfig], ModelFields]
-
-FAMILIES: dict[str, Reader] = {}
-ARCHITECTURES: dict[str, str] = {}
-NAMES: dict[str, dict[str, str]] = {}
-IGNORED: dict[str, tuple[str, ...]] = {}
+__all__ = ["FAMILIES", "fields_of"]
 
 
-def family(model_type: str, architecture: str) -> Callable[[Reader], Reader]:
-    """Enter a config reader under its model_type and the architecture that generates text."""
+def fields_of(
+    raw: Mapping[str, Any], where: str = "config.json", *, max_model_len: int | None = None
+) -> ModelFields:
+    """The fields that a config stands for; `quantization_config` is read elsewhere.
 
-    def enter(reader: Reader) -> Reader:
-        FAMILIES[model_type] = reader
-        ARCHITECTURES[model_type] = architecture
-        return reader
-
-    return enter
-
-
-def fields_of(raw: Mapping[str, Any], where: str = "config.json") -> ModelFields:
-    """The fields that a config stands for.
-
-    Raises LoadError for an unknown architecture, and for every key that changes the arithmetic in
-    a way that is not supported.
+    `max_model_len` decides rope factors that depend on the context (longrope); None is the model's
+    own limit. Raises LoadError for an unknown architecture, and for every key that changes the
+    arithmetic in a way that is not supported.
     """
-    if raw.get("quantization_config"):
-        quantization = raw["quantization_config"]
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise LoadError(
-            f"[{where} quantization_config] expected unquantised weights, "
-            f"got quant_method {method!r}: quantised checkpoints are not supported"
-        )
+    raw = gemma.text_part(raw, where)
     model_type, architectures = raw.get("model_type"), raw.get("architectures") or []
-    known = ", ".join(sorted(ARCHITECTURES.values()))
+    known = ", ".join(sorted(one.architecture for one in FAMILIES.values()))
     if model_type not in FAMILIES:
         name = architectures[0] if architectures else None
         raise LoadError(
             f"[{where}] unknown architecture {name!r} (model_type {model_type!r}); known: {known}"
         )
-    if architectures and ARCHITECTURES[model_type] not in architectures:
+    found = FAMILIES[model_type]
+    if architectures and found.architecture not in architectures:
         raise LoadError(
-            f"[{where} architectures] expected {ARCHITECTURES[model_type]!r}, "
+            f"[{where} architectures] expected {found.architecture!r}, "
             f"got {architectures[0]!r}; known: {known}"
         )
-    config = HfConfig(raw, where)
-    fields = FAMILIES[model_type](config)
+    config = HfConfig(raw, where, max_model_len)
+    config.unused("quantization_config")
+    fields = found.read(config)
     config.finish()
     fields.check()
     return fields
 
 
-def _llama_like(
-    hf: HfConfig, name: str, *, qkv_bias: bool, output_bias: bool, mlp_bias: bool, positions: int
-) -> ModelFields:
-    """What Llama and its near relations share: grouped heads, RMS norms, a SiLU-gated MLP."""
-    hidden, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
-    if heads < 1:
-        raise LoadError(f"[{hf.where} num_attention_heads] expected at least 1, got {heads}")
-    head_dim = hf.integer("head_dim", hidden // heads)
-    max_positions = hf.integer("max_position_embeddings", positions)
-    hf.only("hidden_act", "silu", "swish")
-    hf.only("pretraining_tp", 1)
-    hf.full_attention_only()
-    return ModelFields(
-        family=name,
-        vocab_size=hf.integer("vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=hf.integer("intermediate_size"),
-        num_layers=hf.integer("num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=hf.integer("num_key_value_heads", heads),
-        head_dim=head_dim,
-        max_position_embeddings=max_positions,
-        norm_eps=hf.number("rms_norm_eps", 1e-6),
-        rope_inv_freq=hf.rope(head_dim, max_positions),
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
-        mlp_bias=mlp_bias,
-        tied_embeddings=hf.flag("tie_word_embeddings", False),
-    )
-
-
-LLAMA_NAMES = {
-    "embedding": "model.embed_tokens.weight",
-    "layers.{i}.attention_norm": "model.layers.{i}.input_layernorm.weight",
-    "layers.{i}.attention.q": "model.layers.{i}.self_attn.q_proj.weight",
-    "layers.{i}.attention.k": "model.layers.{i}.self_attn.k_proj.weight",
-    "layers.{i}.attention.v": "model.layers.{i}.self_attn.v_proj.weight",
-    "layers.{i}.attention.o": "model.layers.{i}.self_attn.o_proj.weight",
-    "layers.{i}.attention.q.bias": "model.layers.{i}.self_attn.q_proj.bias",
-    "layers.{i}.attention.k.bias": "model.layers.{i}.self_attn.k_proj.bias",
-    "layers.{i}.attention.v.bias": "model.layers.{i}.self_attn.v_proj.bias",
-    "layers.{i}.attention.o.bias": "model.layers.{i}.self_attn.o_proj.bias",
-    "layers.{i}.mlp_norm": "model.layers.{i}.post_attention_layernorm.weight",
-    "layers.{i}.mlp.gate": "model.layers.{i}.mlp.gate_proj.weight",
-    "layers.{i}.mlp.up": "model.layers.{i}.mlp.up_proj.weight",
-    "layers.{i}.mlp.down": "model.layers.{i}.mlp.down_proj.weight",
-    "layers.{i}.mlp.gate.bias": "model.layers.{i}.mlp.gate_proj.bias",
-    "layers.{i}.mlp.up.bias": "model.layers.{i}.mlp.up_proj.bias",
-    "layers.{i}.mlp.down.bias": "model.layers.{i}.mlp.down_proj.bias",
-    "norm": "model.norm.weight",
-    "lm_head": "lm_head.weight",
-}
-
 # Old checkpoints store the rotary frequencies; the config decides them.
-LLAMA_IGNORED = (
+STORED_FREQUENCIES = (
     "model.layers.{i}.self_attn.rotary_emb.inv_freq",
     "model.rotary_emb.inv_freq",
 )
 
 
-@family("llama", "LlamaForCausalLM")
+@family("llama", "LlamaForCausalLM", LLAMA_NAMES, ignored=STORED_FREQUENCIES)
 def llama(hf: HfConfig) -> ModelFields:
     """Llama 2, 3 and 3.x, SmolLM2, and what else calls itself so."""
-    attention_bias = hf.flag("attention_bias", False)
-    return _llama_like(
+    hf.only("pretraining_tp", 1)
+    hf.full_attention_only()
+    return decoder(
         hf,
         "llama",
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
+        attention_bias=hf.flag("attention_bias", False),
         mlp_bias=hf.flag("mlp_bias", False),
         positions=2048,
     )
 
 
-NAMES["llama"] = LLAMA_NAMES
-IGNORED["llama"] = LLAMA_IGNORED
+@family("mistral", "MistralForCausalLM", names_without(".bias"), ignored=STORED_FREQUENCIES)
+def mistral(hf: HfConfig) -> ModelFields:
+    """Mistral 7B, NeMo, Small and Ministral: the same window in all layers, or none."""
+    fields = decoder(hf, "mistral", kv_heads=8, positions=131072)
+    window = hf.window("sliding_window", 4096)
+    kind = "full_attention" if window is None else "sliding_attention"
+    types = hf.layer_types(fields.num_layers, [kind] * fields.num_layers)
+    if any(one != kind for one in types):
+        raise LoadError(
+            f"[{hf.where} layer_types] expected {kind!r} in every layer, as sliding_window "
+            f"{window} says, got {next(one for one in types if one != kind)!r}"
+        )
+    return replace(fields, windows=() if window is None else (window,) * fields.num_layers)
 
 
-@family("qwen2", "Qwen2ForCausalLM")
+def _qwen_windows(hf: HfConfig, layers: int) -> tuple[int, ...]:
+    """A window from max_window_layers on, where use_sliding_window turns it on at all."""
+    window = hf.window("sliding_window", 4096)
+    full = hf.integer("max_window_layers", 28)
+    if not hf.flag("use_sliding_window", False):
+        window = None
+    sliding = 0 if window is None else max(layers - full, 0)
+    default = ["full_attention"] * (layers - sliding) + ["sliding_attention"] * sliding
+    return layer_windows(hf, layers, window, default)
+
+
+@family("qwen2", "Qwen2ForCausalLM", LLAMA_NAMES, ignored=STORED_FREQUENCIES)
 def qwen2(hf: HfConfig) -> ModelFields:
     """Qwen2 and 2.5: biases on q, k and v, and a vocabulary padded beyond the tokenizer's."""
-    hf.only("use_sliding_window", False)
-    hf.unused("sliding_window", "max_window_layers")  # no effect without use_sliding_window
-    return _llama_like(
-        hf, "qwen2", qkv_bias=True, output_bias=False, mlp_bias=False, positions=32768
+    fields = decoder(hf, "qwen2", kv_heads=32, positions=32768)
+    return replace(fields, qkv_bias=True, windows=_qwen_windows(hf, fields.num_layers))
+
+
+QWEN3_NAMES = names_without(
+    attention__q_norm="self_attn.q_norm.weight", attention__k_norm="self_attn.k_norm.weight"
+)
+
+
+@family("qwen3", "Qwen3ForCausalLM", QWEN3_NAMES)
+def qwen3(hf: HfConfig) -> ModelFields:
+    """Qwen3: each head of q and k normed, heads wider than hidden_size / heads."""
+    bias = hf.flag("attention_bias", False)
+    fields = decoder(
+        hf, "qwen3", head_dim=128, kv_heads=32, attention_bias=bias, positions=32768
+    )  # fmt: skip
+    return replace(fields, qk_norm="head", windows=_qwen_windows(hf, fields.num_layers))
+
+
+@family("granite", "GraniteForCausalLM", LLAMA_NAMES)
+def granite(hf: HfConfig) -> ModelFields:
+    """Granite 3 and 4's dense models: a factor at every joint."""
+    hf.full_attention_only()
+    fields = decoder(
+        hf,
+        "granite",
+        attention_bias=hf.flag("attention_bias", False),
+        mlp_bias=hf.flag("mlp_bias", False),
+        positions=2048,
+    )
+    return replace(
+        fields,
+        embedding_scale=hf.positive("embedding_multiplier", 1.0),
+        attention_scale=hf.positive("attention_multiplier", 1.0),
+        residual_scale=hf.positive("residual_multiplier", 1.0),
+        logits_scale=1.0 / hf.positive("logits_scaling", 1.0),
     )
 
 
-NAMES["qwen2"] = LLAMA_NAMES
-IGNORED["qwen2"] = LLAMA_IGNORED
+# Norms stand behind the blocks only, and those of q and k reach over all heads.
+OLMO2_NAMES = names_without(
+    "attention_norm",
+    "mlp_norm",
+    "mlp.gate.bias",
+    "mlp.up.bias",
+    "mlp.down.bias",
+    attention_post_norm="post_attention_layernorm.weight",
+    mlp_post_norm="post_feedforward_layernorm.weight",
+    attention__q_norm="self_attn.q_norm.weight",
+    attention__k_norm="self_attn.k_norm.weight",
+)
+
+
+@family("olmo2", "Olmo2ForCausalLM", OLMO2_NAMES)
+def olmo2(hf: HfConfig) -> ModelFields:
+    """OLMo 2."""
+    hf.full_attention_only()
+    bias = hf.flag("attention_bias", False)
+    fields = decoder(hf, "olmo2", eps=1e-5, attention_bias=bias, positions=2048)
+    return replace(fields, norm_placement="post", qk_norm="whole")
+
+
+# The decorators in them have entered these families; naming them says that this is wanted.
+_ELSEWHERE = (gemma, phi)

@@ -1,0 +1,196 @@
+#include <algorithm>
+
+#include "decode/decoder_impl.h"
+
+// How the rows of a pass decide what becomes of each draft.
+
+namespace specrt {
+
+// Drops nodes that the constraint would refuse. Sampled drafts keep them: their rejection counts.
+void Decoder::Impl::prune_by_constraint(Sequence& s) {
+  const DraftTree& tree = s.draft;
+  std::vector<bool> allowed(tree.size(), false);
+  std::vector<bool> inner(tree.size(), false);
+  for (const std::int32_t parent : tree.parents()) {
+    if (parent >= 0) inner[static_cast<std::size_t>(parent)] = true;
+  }
+  std::vector<std::int32_t> nodes;
+  std::vector<TokenId> tokens;
+  for (std::size_t leaf = 0; leaf < tree.size(); ++leaf) {
+    if (inner[leaf]) continue;
+    nodes.clear();
+    for (auto at = static_cast<std::int32_t>(leaf); at >= 0;
+         at = tree.parents()[static_cast<std::size_t>(at)]) {
+      nodes.push_back(at);
+    }
+    std::reverse(nodes.begin(), nodes.end());
+    tokens.clear();
+    for (const std::int32_t node : nodes) {
+      tokens.push_back(tree.tokens()[static_cast<std::size_t>(node)]);
+    }
+    const std::int64_t count = s.state.constraint()->accepts(tokens);
+    for (std::int64_t i = 0; i < count; ++i) {
+      allowed[static_cast<std::size_t>(nodes[static_cast<std::size_t>(i)])] = true;
+    }
+  }
+  s.draft.keep(allowed);
+}
+
+void Decoder::Impl::add_logprobs(const Sequence& s, std::span<const float> logits, TokenId token,
+                                 std::vector<TokenLogprobs>& out) {
+  if (s.params.logprobs < 0) return;
+  out.emplace_back();
+  chooser.logprobs(logits, token, s.params.logprobs, out.back());
+}
+
+// The walk goes on with a token that the target has settled on.
+void Decoder::Impl::take(Sequence& s, TokenId token, std::int32_t child) {
+  const bool is_stop = s.is_stop(token);
+  // A stop token ends the sequence whatever the constraint has to say about it.
+  if (is_stop) {
+    s.state.push(token);
+  } else {
+    s.state.commit(token);
+  }
+  s.walk.step(token, child, is_stop || s.state.finished());
+}
+
+void Decoder::Impl::choose(Sequence& s, std::span<const float> logits) {
+  const std::int64_t position =
+      s.length() + static_cast<std::int64_t>(s.walk.emitted().size());
+  try {
+    if (s.verifies_block()) {
+      step_block(s, logits, position);
+      return;
+    }
+    const std::span<const float> row = chooser.processed(logits, s.state, true);
+    const std::int32_t node = s.walk.node();
+    if (s.params.verification == Verification::coupled || s.params.greedy()) {
+      const TokenId token = chooser.choose(row, s.params, position);
+      add_logprobs(s, logits, token, s.logprobs);
+      take(s, token, s.draft.child(node, token));
+    } else {
+      const std::span<float> law = chooser.distribution(row, s.params);
+      const Verdict verdict =
+          reject_at_node(chooser, law, s.draft, node, s.params, position, draft_law);
+      add_logprobs(s, logits, verdict.token, s.logprobs);
+      take(s, verdict.token, verdict.child);
+    }
+  } catch (const std::exception& error) {
+    fail(s, std::string(error.what()) + " at position " + std::to_string(position) +
+                " of sequence " + std::to_string(s.id));
+  }
+}
+
+// Block verification looks at every node of the chain before it decides, so history and
+// log-probabilities follow the draft first and are cut back to what was accepted.
+void Decoder::Impl::step_block(Sequence& s, std::span<const float> logits, std::int64_t position) {
+  const std::int32_t next = s.block.node() + 1;  // the node whose token this row decides
+  position += next;
+  const std::span<const float> row = chooser.processed(logits, s.state, false);
+  s.block.step(chooser.distribution(row, s.params), s.params, position);
+  if (s.block.accepted() == next && s.params.logprobs >= 0) {
+    s.last_logits.assign(logits.begin(), logits.end());
+  }
+  if (next < static_cast<std::int32_t>(s.draft.size())) {
+    const TokenId token = s.draft.tokens()[static_cast<std::size_t>(next)];
+    add_logprobs(s, logits, token, s.logprobs);
+    s.state.push(token);
+    return;
+  }
+  finish_block(s);
+}
+
+void Decoder::Impl::finish_block(Sequence& s) {
+  for (auto node = static_cast<std::int32_t>(s.draft.size()) - 1; node >= 0; --node) {
+    s.state.pop(s.draft.tokens()[static_cast<std::size_t>(node)]);
+  }
+  const std::int32_t accepted = s.block.accepted();
+  const TokenId last = chooser.draw(s.block.residual(), s.params, s.length() + accepted,
+                                    Purpose::residual);
+  if (s.params.logprobs >= 0) {
+    s.logprobs.resize(static_cast<std::size_t>(accepted));
+    add_logprobs(s, s.last_logits, last, s.logprobs);
+  }
+  for (std::int32_t node = 0; node < accepted && s.walk.running(); ++node) {
+    take(s, s.draft.tokens()[static_cast<std::size_t>(node)], node);
+  }
+  if (s.walk.running()) take(s, last, -1);
+  // A stop or the limit may have come earlier.
+  s.logprobs.resize(std::min(s.logprobs.size(), s.walk.emitted().size()));
+}
+
+// Rows of this slice that stand in the sequence's prompt, each telling the token behind it.
+void Decoder::Impl::add_prompt_logprobs(Sequence& s, std::span<const std::int64_t> rows,
+                                        std::span<const float> logits) {
+  const auto vocab = static_cast<std::size_t>(runner.config().vocab_size);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::int64_t offset = rows[i] - (s.root_row - s.planned + 1);
+    if (offset < 0 || offset >= s.planned) continue;
+    const std::int64_t told = s.processed + offset + 1;
+    if (told >= s.prompt_tokens) continue;
+    s.prompt_logprobs.emplace_back();
+    try {
+      chooser.logprobs(logits.subspan(i * vocab, vocab), s.tokens[static_cast<std::size_t>(told)],
+                       s.params.prompt_logprobs, s.prompt_logprobs.back());
+    } catch (const NumericError& error) {
+      fail(s, std::string(error.what()) + " at position " + std::to_string(told) +
+                  " of sequence " + std::to_string(s.id));
+      return;
+    }
+  }
+}
+
+// Walks every tree with logits held for kLogitRows rows at a time. A child's row lies behind its
+// parent's, so one pass over the rows in order serves every walk, and rows behind the last one
+// that any walk still waits for are never computed.
+void Decoder::Impl::walk_all() {
+  logit_rows.clear();
+  for (const auto& s : live) {
+    if (!s->in_pass || s->finish != Finish::none) continue;
+    if (s->wants_prompt_logprobs()) {
+      for (std::int64_t row = s->root_row - s->planned + 1; row < s->root_row; ++row) {
+        logit_rows.push_back(row);
+      }
+    }
+    if (!s->wants_choice && !s->wants_prompt_logprobs()) continue;
+    logit_rows.push_back(s->root_row);
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(s->draft.size()); ++i) {
+      logit_rows.push_back(s->tree_row + i);
+    }
+  }
+  std::sort(logit_rows.begin(), logit_rows.end());
+  const auto vocab = static_cast<std::size_t>(runner.config().vocab_size);
+  const auto row_of = [](const Sequence& s) {
+    const std::int32_t node = s.verifies_block() ? s.block.node() : s.walk.node();
+    return node == DraftTree::kRoot ? s.root_row : s.tree_row + node;
+  };
+  for (std::size_t first = 0; first < logit_rows.size();) {
+    const std::size_t last =
+        std::min(logit_rows.size(), first + static_cast<std::size_t>(Runner::kLogitRows));
+    const auto slice = std::span(logit_rows).subspan(first, last - first);
+    const auto waits_here = [&](const Sequence& s) {
+      return s.wants_choice && s.walk.running() && row_of(s) >= slice.front() &&
+             row_of(s) <= slice.back();
+    };
+    const auto tells_prompt = [&](const Sequence& s) {
+      return s.in_pass && s.finish == Finish::none && s.wants_prompt_logprobs();
+    };
+    if (std::any_of(live.begin(), live.end(),
+                    [&](const auto& s) { return waits_here(*s) || tells_prompt(*s); })) {
+      const std::span<const float> logits = runner.logits(slice);
+      for (const auto& s : live) {
+        if (tells_prompt(*s)) add_prompt_logprobs(*s, slice, logits);
+      }
+      for (const auto& s : live) {
+        while (waits_here(*s)) {
+          const auto at = std::lower_bound(slice.begin(), slice.end(), row_of(*s)) - slice.begin();
+          choose(*s, logits.subspan(static_cast<std::size_t>(at) * vocab, vocab));
+        }
+      }
+    }
+    first = last;
+  }
+}
+
+}  // namespace specrt

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "decode/choose.h"
+#include "decode/sequence.h"
+#include "model/runner.h"
+#include "specrt/decoder.h"
+#include "specrt/error.h"
+
+namespace specrt {
+
+RunnerOptions runner_options(const DecoderOptions& options, bool with_team);
+
+struct Decoder::Impl {
+  Impl(const Model& model, const DecoderOptions& given);
+
+  DecoderOptions options;
+  Runner runner;
+  Chooser chooser;
+  std::vector<std::unique_ptr<Sequence>> live;                 // in order of arrival
+  std::vector<std::unique_ptr<Sequence>> gone;                 // finished in the last round
+  std::unordered_map<SequenceId, Sequence*> by_id;
+  SequenceId next_id = 0;
+  bool round_open = false;
+  double draft_seconds = 0;
+  std::vector<Progress> progress;
+  // Scratch of a round.
+  std::vector<Sequence*> drafting;
+  std::vector<DraftRequest> requests;
+  std::vector<DraftTree> drafts;
+  std::vector<std::int64_t> logit_rows;
+  std::vector<std::int32_t> path;
+  std::vector<float> draft_law;
+
+  Sequence& find(SequenceId id) {
+    const auto found = by_id.find(id);
+    if (found == by_id.end()) {
+      throw InvalidArgument(expected_got("sequence", "the id of a running sequence", std::to_string(id)));
+    }
+    return *found->second;
+  }
+
+  std::int64_t max_length(std::int64_t prompt, std::int64_t max_tokens) const {
+    const std::int64_t room = runner.max_model_len() - prompt;
+    return prompt + std::min(max_tokens, std::max<std::int64_t>(room, 0));
+  }
+  // The last token's K/V are never needed.
+  static std::int64_t kv_positions(std::int64_t max_length) {
+    return std::max<std::int64_t>(1, max_length - 1);
+  }
+
+  void check_plan(const Plan& plan) const;
+  void propose();
+  void fail(Sequence& sequence, const std::string& what) {
+    sequence.finish = Finish::error;
+    sequence.error = what;
+    sequence.wants_choice = false;
+  }
+  void lay_out(Sequence& sequence);
+  void prune_by_constraint(Sequence& sequence);
+  void choose(Sequence& sequence, std::span<const float> logits);
+  void take(Sequence& sequence, TokenId token, std::int32_t child);
+  void step_block(Sequence& sequence, std::span<const float> logits, std::int64_t position);
+  void finish_block(Sequence& sequence);
+  void add_logprobs(const Sequence& sequence, std::span<const float> logits, TokenId token,
+                    std::vector<TokenLogprobs>& out);
+  void add_prompt_logprobs(Sequence& sequence, std::span<const std::int64_t> rows,
+                           std::span<const float> logits);
+  void walk_all();
+  void settle(Sequence& sequence, double seconds, double sample_seconds);
+  void retire();
+};
+
+}  // namespace specrt

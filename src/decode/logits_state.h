@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "specrt/constraint.h"
+#include "specrt/sampling.h"
+#include "specrt/types.h"
+
+namespace specrt {
+
+/// What one sequence's history and parameters do to its logits before temperature. Tokens are
+/// pushed as they are chosen; a drafter may push its guesses and pop them again.
+class LogitsState {
+ public:
+  LogitsState() = default;
+  /// `prompt` counts for the repetition penalty and for bad words.
+  LogitsState(const SamplingParams& params, std::span<const TokenId> prompt,
+              std::int64_t vocab_size, std::shared_ptr<TokenConstraint> constraint);
+
+  /// Whether logits pass unchanged whatever the history: then process() need not be called.
+  bool neutral() const { return neutral_; }
+
+  /// Rewrites one row of logits in place. `with_constraint` false leaves the constraint out, as
+  /// drafters do.
+  void process(std::span<float> logits, bool with_constraint);
+
+  void push(TokenId token);
+  void pop(TokenId token);  ///< the last one pushed
+  /// Tells the constraint; only for tokens that the target chose.
+  void commit(TokenId token);
+
+  bool finished() const { return constraint_ != nullptr && constraint_->finished(); }
+  TokenConstraint* constraint() const { return constraint_.get(); }
+
+ private:
+  struct Seen {
+    bool in_prompt = false;
+    std::int64_t in_output = 0;
+  };
+  void penalise(std::span<float> logits) const;
+  void mask(std::span<float> logits, bool with_constraint);
+
+  SamplingParams params_;
+  bool neutral_ = true;
+  bool penalties_ = false;
+  std::unordered_map<TokenId, Seen> seen_;
+  std::vector<TokenId> tail_;            // prompt's end and output, for bad words
+  std::int64_t generated_ = 0;
+  std::shared_ptr<TokenConstraint> constraint_;
+  std::vector<std::uint32_t> bits_;
+  std::vector<std::uint32_t> allowed_;   // allowed_token_ids as bits
+};
+
+}  // namespace specrt

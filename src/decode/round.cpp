@@ -1,0 +1,249 @@
+#include <algorithm>
+#include <unordered_set>
+
+#include "cpu/dispatch.h"
+#include "decode/decoder_impl.h"
+
+// One round: propose, lay out the pass, run it, walk the drafts, commit.
+
+namespace specrt {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+void Decoder::Impl::check_plan(const Plan& plan) const {
+  std::int64_t rows = 0;
+  std::unordered_set<SequenceId> seen;
+  for (const PlanItem& item : plan) {
+    const auto found = by_id.find(item.id);
+    if (found == by_id.end()) {
+      throw InvalidArgument(
+          expected_got("plan", "ids of running sequences", std::to_string(item.id)));
+    }
+    if (!seen.insert(item.id).second) {
+      throw InvalidArgument(expected_got("plan", "each sequence once", std::to_string(item.id) + " twice"));
+    }
+    if (item.tokens < 0) {
+      throw InvalidArgument(expected_got("plan", "tokens of at least 0", std::to_string(item.tokens)));
+    }
+    const Sequence& s = *found->second;
+    rows += s.prefilling() ? std::min(item.tokens, s.prompt_tokens - s.processed) : 1 + item.tokens;
+  }
+  if (rows > runner.max_rows()) {
+    throw InvalidArgument(expected_got("plan", "at most max_rows = " + std::to_string(runner.max_rows()) + " rows",
+                                       std::to_string(rows)));
+  }
+}
+
+void Decoder::Impl::propose() {
+  for (std::size_t first = 0; first < drafting.size();) {
+    // Sequences of one drafter lie together: one call each.
+    Drafter* drafter = drafting[first]->drafter.get();
+    std::size_t last = first;
+    while (last < drafting.size() && drafting[last]->drafter.get() == drafter) ++last;
+    requests.clear();
+    if (drafts.size() < last - first) drafts.resize(last - first);
+    for (std::size_t i = first; i < last; ++i) {
+      Sequence& s = *drafting[i];
+      // The pass itself yields one token, so depths beyond tokens_left - 1 have no use.
+      requests.push_back({s.id, s.tokens, s.planned, std::min(s.planned, s.tokens_left() - 1), &s.params, &s.state});
+      drafts[i - first].clear();
+    }
+    const std::span<DraftTree> out(drafts.data(), last - first);
+    std::string failed;
+    try {
+      drafter->propose(requests, out);
+    } catch (const std::exception& caught) {
+      failed = caught.what();
+    }
+    for (std::size_t i = first; i < last; ++i) {
+      Sequence& s = *drafting[i];
+      std::swap(s.draft, out[i - first]);
+      std::string error = failed;
+      if (error.empty()) {
+        try {
+          s.draft.check_vocabulary(runner.config().vocab_size);
+        } catch (const std::exception& caught) {
+          error = caught.what();
+        }
+      }
+      if (!error.empty()) {
+        s.draft.clear();
+        fail(s, "[drafter " + drafter->name() + "] " + error);
+        continue;
+      }
+      const std::int64_t depth = s.tokens_left() - 1;
+      s.draft.prune(depth, s.planned);
+      if (s.state.constraint() != nullptr && s.draft.draw() == Draw::deterministic) {
+        prune_by_constraint(s);
+      }
+      // A draft as deep as the limits allow was perhaps cut by them.
+      s.pruned = !s.draft.empty() && depth < s.planned && s.draft.max_depth() == depth;
+    }
+    first = last;
+  }
+}
+
+void Decoder::Impl::lay_out(Sequence& s) {
+  if (s.prefilling()) {
+    const std::int64_t count = std::min(s.planned, s.prompt_tokens - s.processed);
+    if (count == 0) {
+      s.in_pass = false;
+      return;
+    }
+    runner.add_committed(s.id, std::span(s.tokens).subspan(static_cast<std::size_t>(s.processed),
+                                                           static_cast<std::size_t>(count)));
+    s.planned = count;
+    s.root_row = runner.rows() - 1;
+    s.wants_choice = s.processed + count == s.prompt_tokens;
+  } else {
+    s.root_row = runner.add_committed(s.id, std::span(s.tokens).last(1));
+    s.planned = 1;
+    s.wants_choice = true;
+  }
+  s.tree_row = s.draft.empty() ? runner.rows() : runner.add_tree(s.id, s.draft);
+  if (!s.wants_choice) return;
+  s.walk.start(s.tokens_left());
+  if (s.verifies_block()) s.block.start(s.draft);
+}
+
+void Decoder::begin_round(const Plan& plan) {
+  Impl& d = *impl_;
+  if (d.round_open) throw InvalidArgument("[begin_round] expected finish_round first, got an open round");
+  d.check_plan(plan);
+  d.gone.clear();
+  d.progress.clear();
+  for (const auto& s : d.live) {
+    s->in_pass = false;
+    s->wants_choice = false;
+    s->pruned = false;
+    s->draft.clear();
+    s->logprobs.clear();
+    if (s->tokens_left() == 0) s->finish = Finish::length;  // max_tokens = 0
+  }
+  const auto start = Clock::now();
+  d.drafting.clear();
+  for (const PlanItem& item : plan) {
+    Sequence& s = *d.by_id.at(item.id);
+    if (s.finish != Finish::none) continue;
+    s.planned = item.tokens;
+    s.in_pass = true;
+    if (!s.prefilling() && s.drafter != nullptr && item.tokens > 0 && s.tokens_left() > 1) {
+      d.drafting.push_back(&s);
+    }
+  }
+  std::stable_sort(d.drafting.begin(), d.drafting.end(), [](const Sequence* a, const Sequence* b) {
+    return std::less<>()(a->drafter.get(), b->drafter.get());
+  });
+  d.propose();
+  d.draft_seconds = seconds_since(start);
+  d.runner.begin();
+  for (const PlanItem& item : plan) {
+    Sequence& s = *d.by_id.at(item.id);
+    if (s.in_pass && s.finish == Finish::none) d.lay_out(s);
+  }
+  d.round_open = true;
+}
+
+void Decoder::Impl::settle(Sequence& s, double seconds, double sample_seconds) {
+  if (!s.in_pass || s.finish != Finish::none) return;
+  runner.advance(s.id, s.planned);
+  SequenceCounters& counters = s.counters;
+  const bool prefill = s.prefilling();
+  if (prefill) {
+    s.processed += s.planned;
+    counters.prefill_seconds += seconds;
+    runner.cache().remember(s.id, s.tokens);
+  } else {
+    counters.draft_seconds += draft_seconds;
+    counters.verify_seconds += seconds;
+    counters.sample_seconds += sample_seconds;
+  }
+  if (!s.wants_choice) return;
+  const std::vector<TokenId>& emitted = s.walk.emitted();
+  path.clear();
+  for (const std::int32_t node : s.walk.path()) {
+    path.push_back(runner.scratch_of(s.tree_row + node));
+  }
+  runner.commit(s.id, path);
+  s.tokens.insert(s.tokens.end(), emitted.begin(), emitted.end());
+  runner.cache().remember(s.id, s.tokens);
+  if (prefill) {
+    counters.tokens += 1;
+  } else {
+    count_round(s, static_cast<std::int64_t>(emitted.size()), was_truncated(s), 1, counters);
+  }
+  if (s.walk.end() == WalkEnd::stop) s.finish = Finish::stop;
+  if (s.walk.end() == WalkEnd::length) s.finish = Finish::length;
+  if (s.drafter != nullptr && s.finish == Finish::none) {
+    try {
+      s.drafter->observe(s.id, emitted);
+    } catch (const std::exception& caught) {
+      fail(s, "[drafter " + s.drafter->name() + "] " + caught.what());
+    }
+  }
+}
+
+// Takes finished sequences out. They stay readable in `gone` until the next round.
+void Decoder::Impl::retire() {
+  for (auto& s : live) {
+    if (s->finish == Finish::none) continue;
+    runner.cache().remove(s->id);
+    by_id.erase(s->id);
+    if (s->drafter != nullptr) {
+      try {
+        s->drafter->release(s->id);
+      } catch (const std::exception&) {  // its own loss; the sequence is over
+      }
+    }
+    gone.push_back(std::move(s));
+  }
+  std::erase(live, nullptr);
+}
+
+std::span<const Progress> Decoder::finish_round() {
+  Impl& d = *impl_;
+  if (!d.round_open) throw InvalidArgument("[finish_round] expected begin_round first, got no open round");
+  d.round_open = false;
+  const cpu::FpMode mode;
+  const auto start = Clock::now();
+  d.runner.forward();
+  const auto forward_done = Clock::now();
+  d.walk_all();
+  const double verify = std::chrono::duration<double>(forward_done - start).count();
+  const double sample = seconds_since(forward_done);
+  for (const auto& s : d.live) d.settle(*s, verify, sample);
+  for (const auto& s : d.live) {
+    if (!s->in_pass && s->finish == Finish::none) continue;
+    Progress progress;
+    progress.id = s->id;
+    if (s->finish != Finish::error && s->wants_choice) {
+      progress.tokens = s->walk.emitted();
+      progress.logprobs = s->logprobs;
+      if (!s->prompt_told && s->params.prompt_logprobs >= 0) {
+        progress.prompt_logprobs = s->prompt_logprobs;
+        s->prompt_told = true;
+      }
+    }
+    progress.finish = s->finish;
+    progress.counters = &s->counters;
+    progress.error = s->error;
+    d.progress.push_back(std::move(progress));
+  }
+  d.retire();
+  if (d.options.check_invariants) d.runner.cache().check_invariants();
+  return d.progress;
+}
+
+std::span<const Progress> Decoder::round(const Plan& plan) {
+  begin_round(plan);
+  return finish_round();
+}
+
+}  // namespace specrt

@@ -25,16 +25,17 @@ struct Shape {
   const char* name;
   std::int64_t n, k;
 };
-const Shape kShapes[] = {
-    {"qkv", 960, 576}, {"o", 576, 576}, {"gate_up", 3072, 576}, {"down", 576, 1536},
-    {"head", 49152, 576}};
+const Shape kShapes[] = {{"qkv", 960, 576},
+                         {"o", 576, 576},
+                         {"gate_up", 3072, 576},
+                         {"down", 576, 1536},
+                         {"head", 49152, 576}};
 const std::int64_t kRows[] = {1, 2, 4, 8, 16, 32, 64};
 // Weight bytes read for each row count of a line.
 constexpr std::int64_t kStreamed = std::int64_t{192} << 20;
 
 double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 /// Memory that was written once, so that its pages exist.
@@ -101,9 +102,8 @@ void measure(const Kernels& kernels, DType dtype, ThreadPool& pool, const Shape&
       args.weight = reinterpret_cast<const char*>(weights.data.get()) + copy * bytes;
       copy = (copy + 1) % copies;
       const double begin = now();
-      pool.parallel(panels, [&](std::int64_t first, std::int64_t last) {
-        gemm(args, first, last);
-      });
+      pool.parallel(panels,
+                    [&](std::int64_t first, std::int64_t last) { gemm(args, first, last); });
       times[i].push_back(now() - begin);
     }
   }

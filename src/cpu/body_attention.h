@@ -10,9 +10,9 @@ namespace specrt::cpu {
 namespace {
 
 constexpr int kChunk = static_cast<int>(kAttentionChunk);
-constexpr int kHeadsAtOnce = 8;
+constexpr int kHeadsAtOnce = 4;
 constexpr int kMaxGroup = 64;
-static_assert(kChunk % kWidth == 0);
+static_assert(kChunk % kWidth == 0 && kHeadsAtOnce <= kWidth);
 
 SPECRT_INLINE F load_lanes(const std::uint16_t* p, std::int64_t lanes) {
   return lanes == kWidth ? load_bf16(p) : load_bf16_part(p, lanes);
@@ -60,42 +60,62 @@ SPECRT_INLINE void prefetch_row(const void* row, std::int64_t bytes) {
   }
 }
 
+/// sums[g][i] = q[g] . key[i], still spread over the lanes, for J of four positions.
+template <typename T, int G, int J>
+SPECRT_INLINE void dot(const float* q, const T* const (&key)[4], int from, std::int64_t head_dim,
+                       F (&sums)[G][4]) {
+  F partial[G][J];
+#pragma GCC unroll 16
+  for (int i = 0; i < G * J; ++i) partial[i / J][i % J] = zero();
+  for (std::int64_t d = 0; d < head_dim; d += kWidth) {
+    const std::int64_t lanes = head_dim - d < kWidth ? head_dim - d : kWidth;
+    F k[J];
+#pragma GCC unroll 4
+    for (int i = 0; i < J; ++i) k[i] = load_lanes(key[from + i] + d, lanes);
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+      const F value = load_lanes(q + g * head_dim + d, lanes);
+#pragma GCC unroll 4
+      for (int i = 0; i < J; ++i) partial[g][i] = fma(k[i], value, partial[g][i]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < G * J; ++i) sums[i / J][from + i % J] = partial[i / J][i % J];
+}
+
 /// scores[g][j] = scale * (q[g] . k[j]); -inf beyond the chunk's positions.
 template <typename T, int G>
 SPECRT_INLINE void score(const AttentionArgs& args, const float* q, const Places& here,
                          const Places& following, float (&scores)[G][kChunk]) {
   const T* keys = static_cast<const T*>(args.k);
   const T* values = static_cast<const T*>(args.v);
-  const std::int64_t head_dim = args.head_dim;
-  const std::int64_t row_bytes = head_dim * static_cast<std::int64_t>(sizeof(T));
-  alignas(64) float parts[G][kWidth * kWidth];
+  const std::int64_t row_bytes = args.head_dim * static_cast<std::int64_t>(sizeof(T));
+  constexpr int kTogether = G * 4 <= kAccumulators ? 4 : 2;
   for (int first = 0; first < kChunk; first += kWidth) {
-    for (int j = 0; j < kWidth; ++j) {
-      F sums[G];
-#pragma GCC unroll 8
-      for (int g = 0; g < G; ++g) sums[g] = zero();
-      if (first + j < here.count) {
-        prefetch_row(values + here.at[first + j], row_bytes);
-        if (first + j < following.count) prefetch_row(keys + following.at[first + j], row_bytes);
-        const T* key = keys + here.at[first + j];
-        std::int64_t d = 0;
-        for (; d + kWidth <= head_dim; d += kWidth) {
-          const F k = load_lanes(key + d, kWidth);
-#pragma GCC unroll 8
-          for (int g = 0; g < G; ++g) sums[g] = fma(k, load(q + g * head_dim + d), sums[g]);
-        }
-        if (d < head_dim) {
-          const F k = load_lanes(key + d, head_dim - d);
-          for (int g = 0; g < G; ++g) {
-            sums[g] = fma(k, load_part(q + g * head_dim + d, head_dim - d), sums[g]);
-          }
-        }
+    F quads[G][kWidth / 4];
+    for (int quad = 0; quad < kWidth / 4; ++quad) {
+      const int j = first + 4 * quad;
+      F sums[G][4];
+      const T* key[4];
+      for (int i = 0; i < 4; ++i) {
+        // Beyond the end any position will do: its score is overwritten.
+        key[i] = keys + here.at[j + i < here.count ? j + i : 0];
+        if (j + i < here.count) prefetch_row(values + here.at[j + i], row_bytes);
+        if (j + i < following.count) prefetch_row(keys + following.at[j + i], row_bytes);
       }
-#pragma GCC unroll 8
-      for (int g = 0; g < G; ++g) store(parts[g] + j * kWidth, sums[g]);
+      if (j < here.count) {
+        for (int i = 0; i < 4; i += kTogether) {
+          dot<T, G, kTogether>(q, key, i, args.head_dim, sums);
+        }
+        for (int g = 0; g < G; ++g) {
+          quads[g][quad] = reduce_four(sums[g][0], sums[g][1], sums[g][2], sums[g][3]);
+        }
+      } else {
+        for (int g = 0; g < G; ++g) quads[g][quad] = zero();
+      }
     }
     for (int g = 0; g < G; ++g) {
-      F value = mul(reduce_rows(parts[g]), set1(args.scale));
+      F value = mul(reduce_quads(quads[g]), set1(args.scale));
       if (args.softcap > 0.0f) {
         value = mul(hyperbolic_tangent(div(value, set1(args.softcap))), set1(args.softcap));
       }
@@ -114,33 +134,40 @@ struct Softmax {
   float sum;
 };
 
-/// Scores become weights against the new maximum; returns what earlier results are scaled by.
-SPECRT_INLINE float advance(Softmax& state, float* scores) {
-  F top = load(scores);
-  for (int j = kWidth; j < kChunk; j += kWidth) top = max(load(scores + j), top);
-  const float chunk_top = reduce_max(top);
-  const float new_top = chunk_top > state.top ? chunk_top : state.top;
-  F sums = zero();
-  for (int j = 0; j < kChunk; j += kWidth) {
-    const F weight = exponential(sub(load(scores + j), set1(new_top)));
-    store(scores + j, weight);
-    sums = add(sums, weight);
+/// Scores become weights against the new maxima; earlier results are to be scaled by `rescale`.
+template <int G>
+SPECRT_INLINE void advance(Softmax* states, float (&scores)[G][kChunk], float (&rescale)[kWidth]) {
+  for (int g = 0; g < kWidth; ++g) rescale[g] = 0.0f;
+#pragma GCC unroll 4
+  for (int g = 0; g < G; ++g) {
+    F top = load(scores[g]);
+    for (int j = kWidth; j < kChunk; j += kWidth) top = max(load(scores[g] + j), top);
+    const float chunk_top = reduce_max(top);
+    const float new_top = chunk_top > states[g].top ? chunk_top : states[g].top;
+    rescale[g] = states[g].top - new_top;
+    states[g].top = new_top;
   }
-  alignas(64) float rescale[kWidth];
-  store(rescale, exponential(set1(state.top - new_top)));
-  state.top = new_top;
-  state.sum = state.sum * rescale[0] + reduce_add(sums);
-  return rescale[0];
+  store(rescale, exponential(load(rescale)));
+#pragma GCC unroll 4
+  for (int g = 0; g < G; ++g) {
+    F sums = zero();
+    for (int j = 0; j < kChunk; j += kWidth) {
+      const F weight = exponential(sub(load(scores[g] + j), set1(states[g].top)));
+      store(scores[g] + j, weight);
+      sums = add(sums, weight);
+    }
+    states[g].sum = states[g].sum * rescale[g] + reduce_add(sums);
+  }
 }
 
 /// out[g][d...] = out * rescale + sum over the chunk of weight * v, for V vectors from d on.
 template <typename T, int G, int V>
 SPECRT_INLINE void weigh(const AttentionArgs& args, const Places& here,
-                         const float (&weights)[G][kChunk], const float (&rescale)[G],
+                         const float (&weights)[G][kChunk], const float (&rescale)[kWidth],
                          std::int64_t d, std::int64_t lanes, float* out) {
   const T* values = static_cast<const T*>(args.v) + d;
   F sums[G][V];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
   for (int g = 0; g < G; ++g) {
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
@@ -152,14 +179,14 @@ SPECRT_INLINE void weigh(const AttentionArgs& args, const Places& here,
     F value[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) value[v] = load_lanes(values + here.at[j] + v * kWidth, lanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int g = 0; g < G; ++g) {
       const F weight = set1(weights[g][j]);
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) sums[g][v] = fma(weight, value[v], sums[g][v]);
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
   for (int g = 0; g < G; ++g) {
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
@@ -173,9 +200,9 @@ template <typename T, int G>
 void attend_chunk(const AttentionArgs& args, const float* q, const Places& here,
                   const Places& following, Softmax* states, float* out) {
   alignas(64) float scores[G][kChunk];
-  float rescale[G];
+  alignas(64) float rescale[kWidth];
   score<T, G>(args, q, here, following, scores);
-  for (int g = 0; g < G; ++g) rescale[g] = advance(states[g], scores[g]);
+  advance<G>(states, scores, rescale);
   constexpr int kVectors = G <= 3 ? 4 : 2;
   std::int64_t d = 0;
   for (; d + kVectors * kWidth <= args.head_dim; d += kVectors * kWidth) {
@@ -193,12 +220,10 @@ template <typename T>
 SPECRT_INLINE void attend_heads(int heads, const AttentionArgs& args, const float* q,
                                 const Places& here, const Places& following, Softmax* states,
                                 float* out) {
-  using Function = void (*)(const AttentionArgs&, const float*, const Places&, const Places&,
-                            Softmax*, float*);
+  using Function =
+      void (*)(const AttentionArgs&, const float*, const Places&, const Places&, Softmax*, float*);
   static constexpr Function kByHeads[kHeadsAtOnce + 1] = {
-      nullptr,           attend_chunk<T, 1>, attend_chunk<T, 2>, attend_chunk<T, 3>,
-      attend_chunk<T, 4>, attend_chunk<T, 5>, attend_chunk<T, 6>, attend_chunk<T, 7>,
-      attend_chunk<T, 8>};
+      nullptr, attend_chunk<T, 1>, attend_chunk<T, 2>, attend_chunk<T, 3>, attend_chunk<T, 4>};
   kByHeads[heads](args, q, here, following, states, out);
 }
 
@@ -223,8 +248,8 @@ void attend(const AttentionArgs& args, const AttentionRow& row, std::int64_t kv_
     find_places(args, row, kv_head, begin + kChunk, places[1 - now]);
     for (int g = 0; g < group; g += kHeadsAtOnce) {
       const int heads = group - g < kHeadsAtOnce ? group - g : kHeadsAtOnce;
-      attend_heads<T>(heads, args, q + g * args.head_dim, places[now], places[1 - now],
-                      states + g, out + g * args.head_dim);
+      attend_heads<T>(heads, args, q + g * args.head_dim, places[now], places[1 - now], states + g,
+                      out + g * args.head_dim);
     }
   }
   for (int g = 0; g < group; ++g) {

@@ -8,22 +8,14 @@
 namespace specrt::cpu {
 namespace {
 
-// Several tiles share a block of weights this many bytes long while it is in the nearest cache.
-constexpr std::int64_t kWeightBlock = 16 * 1024;
+// Blocks of weights this long are used by every row while they are near, and the next one is asked
+// for meanwhile, in several places at once: one sequential stream gets half of what memory gives.
+constexpr std::int64_t kWeightBlock = 32 * 1024;
+constexpr int kStreams = 4;
 // Rows whose partial sums are held at once; weights stream from memory once per so many rows.
 constexpr std::int64_t kRowsHeld = 96;
-// How far ahead of use a single pass over the weights asks for them.
-#ifndef AHEAD
-#define AHEAD 4096
-#endif
-constexpr std::int64_t kAhead = AHEAD;
 // One step of a panel, a k of floats or a pair of k of bf16, is as long for both formats.
 constexpr std::int64_t kStepBytes = kPanel * 4;
-
-#ifndef HINT
-#define HINT 3
-#endif
-SPECRT_INLINE void prefetch(const char* p) { __builtin_prefetch(p, 0, HINT); }
 
 struct FloatWeight {
   static constexpr std::int64_t kPerStep = 1;
@@ -39,12 +31,13 @@ struct Tile {
   const char* w;
   std::int64_t w_stride;  ///< bytes between panels
   std::int64_t steps;
-  bool half;              ///< the last step has one k, not two
-  bool first;             ///< sums start at zero
-  float* sums;            ///< [panels][sums_rows][kPanel]
+  bool half;    ///< the last step has one k, not two
+  bool first;   ///< sums start at zero
+  float* sums;  ///< [panels][sums_rows][kPanel]
   std::int64_t sums_rows;
-  const char* next;       ///< where prefetching starts
-  std::int64_t next_step; ///< bytes per step, at most kStepBytes
+  const char* next;        ///< where prefetching starts
+  std::int64_t next_step;  ///< bytes per step
+  std::int64_t apart;      ///< bytes between the streams that prefetching follows at once
 };
 
 /// sums[p][r] += w[p] * x[r] for one k: its weights are w[p * V + v].
@@ -79,12 +72,13 @@ SPECRT_INLINE void run_tile(const Tile& t, int column) {
   const std::int64_t w_stride = t.w_stride;
   const char* next = t.next;
   const std::int64_t next_step = t.next_step;
+  const std::int64_t apart = t.apart;
   const std::int64_t whole = t.steps - (t.half ? 1 : 0);
   for (std::int64_t step = 0; step < whole; ++step) {
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) {
-      prefetch(next + p * w_stride);
-      prefetch(next + p * w_stride + kStepBytes / 2);
+#pragma GCC unroll 8
+      for (int i = 0; i < kStreams; ++i) __builtin_prefetch(next + p * w_stride + i * apart);
     }
     next += next_step;
     if constexpr (Weight::kPerStep == 1) {
@@ -158,12 +152,12 @@ struct TileOf {
     if constexpr (R <= kTileRows) return tile<Weight, R, tile_panels(R)>;
     return nullptr;
   }
-  static constexpr Function kOne[13] = {
-      nullptr,  one<1>(), one<2>(), one<3>(),  one<4>(),  one<5>(), one<6>(),
-      one<7>(), one<8>(), one<9>(), one<10>(), one<11>(), one<12>()};
-  static constexpr Function kMany[13] = {
-      nullptr,   many<1>(), many<2>(), many<3>(),  many<4>(),  many<5>(), many<6>(),
-      many<7>(), many<8>(), many<9>(), many<10>(), many<11>(), many<12>()};
+  static constexpr Function kOne[13] = {nullptr,   one<1>(),  one<2>(), one<3>(), one<4>(),
+                                        one<5>(),  one<6>(),  one<7>(), one<8>(), one<9>(),
+                                        one<10>(), one<11>(), one<12>()};
+  static constexpr Function kMany[13] = {nullptr,    many<1>(),  many<2>(), many<3>(), many<4>(),
+                                         many<5>(),  many<6>(),  many<7>(), many<8>(), many<9>(),
+                                         many<10>(), many<11>(), many<12>()};
 };
 
 /// Finished sums of one panel to y, with bias.
@@ -192,96 +186,56 @@ SPECRT_INLINE void write_panel(const GemmArgs& args, std::int64_t row, std::int6
   }
 }
 
-/// Few rows: one tile holds them all, and runs along whole panels.
+/// Blocks of weights outside, tiles of rows inside; each tile asks for its share of the block that
+/// follows.
 template <typename Weight>
-SPECRT_INLINE void gemm_few_rows(const GemmArgs& args, Tile t, std::int64_t panel_begin,
-                                 std::int64_t panel_end) {
-  const std::int64_t steps = t.steps;
-  const bool half = t.half;
-  const std::int64_t ahead = kAhead / kStepBytes < steps ? kAhead / kStepBytes : steps;
-  const char* weight = static_cast<const char*>(args.weight);
-  const char* x = t.x;
-  t.sums_rows = args.rows;
-  t.next_step = kStepBytes;
-  for (std::int64_t panel = panel_begin; panel < panel_end;) {
-    std::int64_t side = tile_panels(static_cast<int>(args.rows));
-    if (panel + side > panel_end) side = 1;
-    const auto run = side == 1 ? TileOf<Weight>::kOne[args.rows] : TileOf<Weight>::kMany[args.rows];
-    // The last steps ask for the start of the panels that come next.
-    t.w = weight + panel * t.w_stride;
-    t.x = x;
-    t.steps = steps - ahead;
-    t.half = false;
-    t.first = true;
-    t.next = t.w + ahead * kStepBytes;
-    run(t);
-    t.w += t.steps * kStepBytes;
-    t.x += t.steps * Weight::kPerStep * 4;
-    t.steps = ahead;
-    t.half = half;
-    t.first = false;
-    t.next = weight + (panel + side) * t.w_stride;
-    run(t);
-    for (std::int64_t p = 0; p < side; ++p) {
-      write_panel(args, 0, args.rows, panel + p, t.sums + p * args.rows * kPanel);
-    }
-    panel += side;
-  }
-}
-
-/// Many rows: blocks of weights outside, tiles of rows inside; each tile asks for its share of the
-/// block that follows.
-template <typename Weight>
-SPECRT_INLINE void gemm_many_rows(const GemmArgs& args, Tile t, std::int64_t row,
-                                  std::int64_t rows, std::int64_t panel_begin,
-                                  std::int64_t panel_end) {
+SPECRT_INLINE void gemm_rows(const GemmArgs& args, std::int64_t row, std::int64_t rows,
+                             std::int64_t panel_begin, std::int64_t panel_end) {
   constexpr std::int64_t block_steps = kWeightBlock / kStepBytes;
-  const std::int64_t steps = t.steps;
-  const bool half = t.half;
+  const std::int64_t steps = (args.k + Weight::kPerStep - 1) / Weight::kPerStep;
+  const bool half = args.k % Weight::kPerStep != 0;
   const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows;
   const char* weight = static_cast<const char*>(args.weight);
-  float* sums = t.sums;
+  alignas(64) float sums[kRowsHeld * kPanel];
+  Tile t = {};
+  t.x_stride = args.x_stride * 4;
+  t.w_stride = steps * kStepBytes;
   t.sums_rows = rows;
-  t.next_step = kStepBytes / tiles;
-  for (std::int64_t panel = panel_begin; panel < panel_end; ++panel) {
+  t.next_step = kStepBytes / kStreams / tiles;
+  for (std::int64_t panel = panel_begin; panel < panel_end;) {
+    std::int64_t side = tiles == 1 ? tile_panels(static_cast<int>(rows)) : 1;
+    if (panel + side > panel_end) side = 1;
+    const auto& tile_of = side == 1 ? TileOf<Weight>::kOne : TileOf<Weight>::kMany;
     for (std::int64_t step = 0; step < steps; step += block_steps) {
       t.w = weight + panel * t.w_stride + step * kStepBytes;
       t.steps = steps - step < block_steps ? steps - step : block_steps;
       t.half = half && step + t.steps == steps;
       t.first = step == 0;
-      t.next = t.w + t.steps * kStepBytes;
+      t.apart = t.steps * kStepBytes / kStreams;
+      t.next = step + t.steps < steps ? t.w + t.steps * kStepBytes
+                                      : weight + (panel + side) * t.w_stride;
       for (std::int64_t i = 0, r = 0; i < tiles; ++i) {
         const std::int64_t end = rows * (i + 1) / tiles;
         t.x = reinterpret_cast<const char*>(args.x + (row + r) * args.x_stride +
                                             step * Weight::kPerStep);
         t.sums = sums + r * kPanel;
-        TileOf<Weight>::kOne[end - r](t);
+        tile_of[end - r](t);
         t.next += t.steps * t.next_step;
         r = end;
       }
     }
-    write_panel(args, row, rows, panel, sums);
+    for (std::int64_t p = 0; p < side; ++p) {
+      write_panel(args, row, rows, panel + p, sums + p * rows * kPanel);
+    }
+    panel += side;
   }
 }
 
 template <typename Weight>
 void gemm(const GemmArgs& args, std::int64_t panel_begin, std::int64_t panel_end) {
-  alignas(64) float sums[kRowsHeld * kPanel];
-  Tile t = {};
-  t.x = reinterpret_cast<const char*>(args.x);
-  t.x_stride = args.x_stride * 4;
-  t.steps = (args.k + Weight::kPerStep - 1) / Weight::kPerStep;
-  t.half = args.k % Weight::kPerStep != 0;
-  t.w_stride = t.steps * kStepBytes;
-  t.sums = sums;
-  if (args.rows <= 0) return;
-  if (args.rows <= kTileRows && tile_vectors(static_cast<int>(args.rows)) * kWidth == kPanel) {
-    gemm_few_rows<Weight>(args, t, panel_begin, panel_end);
-    return;
-  }
   for (std::int64_t row = 0; row < args.rows; row += kRowsHeld) {
     const std::int64_t rows = args.rows - row < kRowsHeld ? args.rows - row : kRowsHeld;
-    gemm_many_rows<Weight>(args, t, row, rows, panel_begin, panel_end);
+    gemm_rows<Weight>(args, row, rows, panel_begin, panel_end);
   }
 }
 

@@ -73,8 +73,7 @@ void rms_norm(const float* x, std::int64_t x_stride, const float* weight, float 
   }
 }
 
-void rope(float* x, std::int64_t heads, std::int64_t head_dim, const float* cos,
-          const float* sin) {
+void rope(float* x, std::int64_t heads, std::int64_t head_dim, const float* cos, const float* sin) {
   const std::int64_t half = head_dim / 2;
   for (std::int64_t h = 0; h < heads; ++h, x += head_dim) {
     for_vectors(half, [&](std::int64_t i, std::int64_t lanes) __attribute__((always_inline)) {

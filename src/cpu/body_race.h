@@ -23,7 +23,7 @@ struct RaceState {
     best.key = key;
     best_id = id;
     const double above = key * (1.0 + 1e-5);
-    bound = above > static_cast<double>(__FLT_MAX__) ? __builtin_inff()
+    bound = above > static_cast<double>(__FLT_MAX__)   ? __builtin_inff()
             : above < static_cast<double>(__FLT_MIN__) ? __FLT_MIN__
                                                        : static_cast<float>(above);
   }

@@ -142,9 +142,12 @@ int affinity_cpus() { return static_cast<int>(std::thread::hardware_concurrency(
 
 const char* name_of(CpuIsa isa) {
   switch (isa) {
-    case CpuIsa::scalar: return "scalar";
-    case CpuIsa::avx2: return "avx2";
-    case CpuIsa::avx512: return "avx512";
+    case CpuIsa::scalar:
+      return "scalar";
+    case CpuIsa::avx2:
+      return "avx2";
+    case CpuIsa::avx512:
+      return "avx512";
   }
   return "unknown";
 }

@@ -17,9 +17,12 @@ const Kernels& kernels_of(CpuIsa isa) {
         expected_got("cpu_isa", "a level that this build and machine have", name_of(isa)));
   }
   switch (isa) {
-    case CpuIsa::avx512: return *avx512_kernels();
-    case CpuIsa::avx2: return *avx2_kernels();
-    case CpuIsa::scalar: break;
+    case CpuIsa::avx512:
+      return *avx512_kernels();
+    case CpuIsa::avx2:
+      return *avx2_kernels();
+    case CpuIsa::scalar:
+      break;
   }
   return scalar_kernels();
 }

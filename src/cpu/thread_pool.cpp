@@ -21,6 +21,8 @@ namespace {
 
 // Regions of a forward pass follow each other within this time; sleeping costs as much.
 constexpr std::chrono::microseconds kSpin{30};
+// Where spinning never helps, because the awaited thread shares this core or the cores are busy:
+constexpr std::chrono::microseconds kShortSpin{1};
 
 void pause() {
 #if defined(__x86_64__)
@@ -30,26 +32,47 @@ void pause() {
 #endif
 }
 
-/// Waits until `value` is not `old`: spinning, if at all, for a bounded time, then asleep.
-void wait_while(const std::atomic<int>& value, int old, bool spin) {
-  if (spin) {
-    const auto end = std::chrono::steady_clock::now() + kSpin;
+/// How one thread waits: spinning for a bounded time, then asleep.
+class Waiter {
+ public:
+  explicit Waiter(bool spin) : spin_(spin) {}
+
+  /// Returns when `value` is no longer `old`.
+  void wait_while(const std::atomic<int>& value, int old) {
+    if (spin_) {
+      // After a few vain attempts only every 16th is a full one, to see whether times changed.
+      const bool full = vain_ < 4 || vain_ % 16 == 0;
+      if (spin_while(value, old, full ? kSpin : kShortSpin)) {
+        vain_ = 0;
+        return;
+      }
+      ++vain_;
+    }
+    while (value.load(std::memory_order_acquire) == old) {
+      value.wait(old, std::memory_order_acquire);
+    }
+  }
+
+ private:
+  static bool spin_while(const std::atomic<int>& value, int old, std::chrono::microseconds time) {
+    const auto end = std::chrono::steady_clock::now() + time;
     do {
-      for (int i = 0; i < 16; ++i) {
-        if (value.load(std::memory_order_acquire) != old) return;
+      for (int i = 0; i < 8; ++i) {
+        if (value.load(std::memory_order_acquire) != old) return true;
         pause();
       }
     } while (std::chrono::steady_clock::now() < end);
+    return false;
   }
-  while (value.load(std::memory_order_acquire) == old) {
-    value.wait(old, std::memory_order_acquire);
-  }
-}
+
+  bool spin_;
+  unsigned vain_ = 0;
+};
 
 }  // namespace
 
 struct ThreadPool::State {
-  explicit State(int team) : size(team), spin(team <= default_thread_count()) {}
+  explicit State(int team) : size(team), spin(team <= default_thread_count()), caller(spin) {}
 
   /// Runs thread `index`'s share of the current region.
   void share(int index) const {
@@ -62,8 +85,9 @@ struct ThreadPool::State {
 
   void work(int index) {
     const FpMode mode;
+    Waiter waiter(spin);
     for (int seen = 0;;) {
-      wait_while(region, seen, spin);
+      waiter.wait_while(region, seen);
       seen = region.load(std::memory_order_acquire);
       if (stop) return;
       share(index);
@@ -86,6 +110,7 @@ struct ThreadPool::State {
 
   const int size;
   const bool spin;  // not where threads outnumber the cores: it would keep the others from running
+  Waiter caller;
   std::vector<std::thread> threads;
 
   // Written between regions by the caller, published by `region`.
@@ -100,8 +125,7 @@ struct ThreadPool::State {
 
 ThreadPool::ThreadPool(int threads) {
   if (threads < 1) {
-    throw InvalidArgument(
-        expected_got("threads", "at least one thread", std::to_string(threads)));
+    throw InvalidArgument(expected_got("threads", "at least one thread", std::to_string(threads)));
   }
   state_ = std::make_unique<State>(threads);
   State* state = state_.get();
@@ -137,7 +161,7 @@ void ThreadPool::run(std::int64_t count, Function function, const void* context)
   state.next_region();
   state.share(0);
   for (int left; (left = state.working.load(std::memory_order_acquire)) != 0;) {
-    wait_while(state.working, left, state.spin);
+    state.caller.wait_while(state.working, left);
   }
 }
 

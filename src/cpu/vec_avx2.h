@@ -21,6 +21,8 @@ constexpr int kTileRows = 6;
 constexpr int tile_vectors(int rows) { return rows <= 3 ? 4 : 2; }
 constexpr int tile_panels(int rows) { return rows == 1 ? 2 : 1; }
 
+constexpr int kAccumulators = 8;
+
 SPECRT_INLINE I first_lanes(std::int64_t n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),
                             _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -73,9 +75,7 @@ SPECRT_INLINE I bf16_bits(F x) {
   const I nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
   return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
 }
-SPECRT_INLINE F round_bf16(F x) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits(x), 16));
-}
+SPECRT_INLINE F round_bf16(F x) { return _mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits(x), 16)); }
 SPECRT_INLINE F widen(__m128i x) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
 }
@@ -104,8 +104,7 @@ SPECRT_INLINE I load_pairs(const void* p) {
 }
 SPECRT_INLINE F pair_first(I x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
 SPECRT_INLINE F pair_second(I x) {
-  return _mm256_castsi256_ps(
-      _mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
+  return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
 }
 
 SPECRT_INLINE float reduce_add(F x) {
@@ -119,17 +118,15 @@ SPECRT_INLINE float reduce_max(F x) {
   return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
 }
 
-SPECRT_INLINE F reduce_four_rows(const float* t) {
-  const F a = load(t), b = load(t + 8), c = load(t + 16), d = load(t + 24);
+SPECRT_INLINE F reduce_four(F a, F b, F c, F d) {
   const F ab = add(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
   const F cd = add(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
   const __m256d x = _mm256_castps_pd(ab), y = _mm256_castps_pd(cd);
   return add(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)),
              _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
 }
-SPECRT_INLINE F reduce_rows(const float* t) {
-  const F a = reduce_four_rows(t), b = reduce_four_rows(t + 32);
-  return add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+SPECRT_INLINE F reduce_quads(const F (&q)[2]) {
+  return add(_mm256_permute2f128_ps(q[0], q[1], 0x20), _mm256_permute2f128_ps(q[0], q[1], 0x31));
 }
 
 SPECRT_INLINE void multiply_wide(I a, I m, I& high, I& low) {
@@ -169,8 +166,7 @@ SPECRT_INLINE void philox_bits(std::uint32_t first, const NoiseKey& key, std::ui
   _mm256_storeu_si256(to + 3, _mm256_unpackhi_epi64(b, d));
 }
 SPECRT_INLINE F unit_lower(const std::uint32_t* bits) {
-  const I half =
-      _mm256_srli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits)), 1);
+  const I half = _mm256_srli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits)), 1);
   return mul(_mm256_cvtepi32_ps(half), set1(0x1p-31f));
 }
 

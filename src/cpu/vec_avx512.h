@@ -26,10 +26,10 @@ constexpr int kWidth = 16;
 // GEMM tile shapes: most rows of a tile, vectors of a panel it holds, panels side by side.
 constexpr int kTileRows = 12;
 constexpr int tile_vectors(int) { return 2; }
-#ifndef PANELS
-#define PANELS rows <= 3 ? 2 : 1
-#endif
-constexpr int tile_panels(int rows) { return PANELS; }
+constexpr int tile_panels(int rows) { return rows <= 5 ? 2 : 1; }
+
+// Accumulators that a loop may hold beside its operands.
+constexpr int kAccumulators = 16;
 
 SPECRT_INLINE __mmask16 first_lanes(std::int64_t n) {
   return static_cast<__mmask16>((1u << n) - 1u);
@@ -77,9 +77,7 @@ SPECRT_INLINE I bf16_bits(F x) {
   const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   return _mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, nan, quiet), 16);
 }
-SPECRT_INLINE F round_bf16(F x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(bf16_bits(x), 16));
-}
+SPECRT_INLINE F round_bf16(F x) { return _mm512_castsi512_ps(_mm512_slli_epi32(bf16_bits(x), 16)); }
 SPECRT_INLINE F widen(__m256i x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
 }
@@ -100,8 +98,7 @@ SPECRT_INLINE void store_bf16_part(std::uint16_t* p, F x, std::int64_t n) {
 SPECRT_INLINE I load_pairs(const void* p) { return _mm512_loadu_si512(p); }
 SPECRT_INLINE F pair_first(I x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
 SPECRT_INLINE F pair_second(I x) {
-  return _mm512_castsi512_ps(
-      _mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
+  return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))));
 }
 
 SPECRT_INLINE float reduce_add(F x) {
@@ -117,21 +114,18 @@ SPECRT_INLINE float reduce_max(F x) {
   return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
 }
 
-/// Lane i is the sum of the four floats of each 128-bit lane of row i, lane by lane.
-SPECRT_INLINE F reduce_four_rows(const float* t) {
-  const F a = load(t), b = load(t + 16), c = load(t + 32), d = load(t + 48);
+/// In each 128-bit lane, element i is the sum over that lane of the i-th argument.
+SPECRT_INLINE F reduce_four(F a, F b, F c, F d) {
   const F ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
   const F cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
   const __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
   return add(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
              _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
 }
-/// t is [kWidth][kWidth]; lane i is the sum of row i.
-SPECRT_INLINE F reduce_rows(const float* t) {
-  const F a = reduce_four_rows(t), b = reduce_four_rows(t + 64);
-  const F c = reduce_four_rows(t + 128), d = reduce_four_rows(t + 192);
-  const F ab = add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD));
-  const F cd = add(_mm512_shuffle_f32x4(c, d, 0x88), _mm512_shuffle_f32x4(c, d, 0xDD));
+/// From the reduce_four of each four of kWidth vectors, the vector of their sums.
+SPECRT_INLINE F reduce_quads(const F (&q)[4]) {
+  const F ab = add(_mm512_shuffle_f32x4(q[0], q[1], 0x88), _mm512_shuffle_f32x4(q[0], q[1], 0xDD));
+  const F cd = add(_mm512_shuffle_f32x4(q[2], q[3], 0x88), _mm512_shuffle_f32x4(q[2], q[3], 0xDD));
   return add(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
 }
 
@@ -144,9 +138,8 @@ SPECRT_INLINE void multiply_wide(I a, I m, I& high, I& low) {
 /// The noise bits of 4 * kWidth consecutive ids, from id 4 * first on.
 SPECRT_INLINE void philox_bits(std::uint32_t first, const NoiseKey& key, std::uint32_t* out) {
   // Blocks in an order that makes the final interleave put ids beside each other.
-  I c0 = _mm512_add_epi32(
-      _mm512_set1_epi32(static_cast<int>(first)),
-      _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  I c0 = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first)),
+                          _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
   I c1 = _mm512_set1_epi32(static_cast<int>(key.position));
   I c2 = _mm512_set1_epi32(static_cast<int>(key.sample_index));
   I c3 = _mm512_set1_epi32(static_cast<int>(key.purpose));

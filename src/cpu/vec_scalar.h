@@ -20,6 +20,8 @@ constexpr int kTileRows = 4;
 constexpr int tile_vectors(int rows) { return rows == 1 ? 8 : 2; }
 constexpr int tile_panels(int) { return 1; }
 
+constexpr int kAccumulators = 8;
+
 SPECRT_INLINE F set1(float x) { return F{x, x, x, x}; }
 SPECRT_INLINE F zero() { return set1(0.0f); }
 SPECRT_INLINE I bits_of(F x) {
@@ -108,10 +110,10 @@ SPECRT_INLINE float reduce_max(F x) {
   const float b = x[1] > x[3] ? x[1] : x[3];
   return a > b ? a : b;
 }
-SPECRT_INLINE F reduce_rows(const float* t) {
-  const F a = load(t), b = load(t + 4), c = load(t + 8), d = load(t + 12);
+SPECRT_INLINE F reduce_four(F a, F b, F c, F d) {
   return F{reduce_add(a), reduce_add(b), reduce_add(c), reduce_add(d)};
 }
+SPECRT_INLINE F reduce_quads(const F (&q)[1]) { return q[0]; }
 
 SPECRT_INLINE void philox_bits(std::uint32_t first, const NoiseKey& key, std::uint32_t* out) {
   for (std::uint32_t i = 0; i < kWidth; ++i) {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..text import Tokenizer
 
-    Transform = Callable[[str, NDArray[np.float32]], NDArray[np.float32]]
+    Transform = Callable[[str, NDArray[Any]], NDArray[Any]]
 
 __all__ = ["Checkpoint", "Kind", "TokenIds", "check_tie", "resolve_dtype", "token_ids"]
 
@@ -67,7 +67,8 @@ class Checkpoint:
         tokenizer: Callable[[], Tokenizer | None] = lambda: None,
         transform: Transform | None = None,
     ) -> None:
-        """`names` and `ignored` are templates in which `{i}` is a layer.
+        """`names` and `ignored` are templates in which `{i}` is a layer; canonical tensors that
+        share a name are its rows, one behind the other.
 
         Raises LoadError unless the source holds exactly the config's tensors, in its shapes.
         """
@@ -76,6 +77,15 @@ class Checkpoint:
         self._source, self._tokenizer, self._transform = source, tokenizer, transform
         self._shapes = tensor_shapes(config)
         self._names = {one: _name_of(one, names) for one in self._shapes}
+        self._rows: dict[str, tuple[int, int]] = {}
+        ends: dict[str, int] = {}
+        for one, shared in self._names.items():
+            start = ends.get(shared, 0)
+            ends[shared] = start + self._shapes[one][0]
+            self._rows[one] = (start, ends[shared])
+        self._stored = {
+            shared: (ends[shared], *self._shapes[one][1:]) for one, shared in self._names.items()
+        }
         useless = _expand(ignored, config.num_layers)
         if config.tied_embeddings:
             useless.add(names["lm_head"])  # `check_tie` has found it equal to the embedding
@@ -84,8 +94,9 @@ class Checkpoint:
 
     def _check(self, ignored: set[str]) -> None:
         """Names, dtypes and shapes, from headers alone."""
-        entries, wanted = self._source.entries, set(self._names.values())
-        missing = [name for name in self._names.values() if name not in entries]
+        entries, wanted = self._source.entries, self._stored
+        ignored = ignored | self._source.useless
+        missing = [name for name in wanted if name not in entries]
         left = sorted(name for name in entries if name not in wanted and name not in ignored)
         if missing or left:
             parts = [
@@ -97,8 +108,8 @@ class Checkpoint:
                 f"[{self.name}] expected exactly the tensors of a {self.config.family} model, "
                 f"got {'; '.join(parts)}"
             )
-        for canonical, name in self._names.items():
-            entry, shape = entries[name], self._shapes[canonical]
+        for name, shape in wanted.items():
+            entry = entries[name]
             if entry.shape != shape:
                 raise LoadError(
                     f"[{self.name}] {name}: expected shape {list(shape)}, got {list(entry.shape)}"
@@ -112,11 +123,16 @@ class Checkpoint:
     def tensors(self) -> Iterator[Tensor]:
         """The tensors under canonical names, in the core's order, each read when asked for.
 
-        fp32 and bf16 come as stored; fp16 and quantised tensors come as float32. Raises LoadError
-        where data cannot be read.
+        fp32 and bf16 come as stored, fp16 and GGUF's quantised tensors as float32, weights that a
+        quantization_config describes as the bfloat16 values they stand for. Raises LoadError where
+        data cannot be read.
         """
         for canonical, name in self._names.items():
-            array = self._source.read(name)
+            start, stop = self._rows[canonical]
+            if (stop - start, *self._shapes[canonical][1:]) == self._stored[name]:
+                array = self._source.read(name)
+            else:
+                array = self._source.read_rows(name, start, stop)
             if self._transform is not None:
                 array = self._transform(canonical, array)
             if not (array.flags.c_contiguous and array.flags.aligned):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LoadError
 from .fields import ModelFields
 from .hf_config import HfConfig
-from .rope_config import read_rope
+from .rope_config import Rope, read_rope
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -79,22 +79,24 @@ def decoder(
     attention_bias: bool = False,
     mlp_bias: bool = False,
     tied: bool = False,
-    partial_rotary: bool = False,
-    rope_aliases: Mapping[str, str] | None = None,
+    activation: Sequence[str] = ("hidden_act", "silu", "swish"),
+    rope: Callable[[HfConfig, int, int], Rope] = read_rope,
 ) -> ModelFields:
-    """What all families share: grouped heads, RMS norms, a gated MLP with SiLU.
+    """What all families share: grouped heads, RMS norms, a gated MLP.
 
-    The keywords are what a family's config means where it says nothing (`attention_bias` and
-    `mlp_bias`: what it means in any case); `head_dim` None is hidden_size / heads, `kv_heads` None
-    is as many as query heads.
+    `positions`, `head_dim` (None: hidden_size / heads), `kv_heads` (None: as many as query heads),
+    `eps` and `tied` are what a config means that says nothing. `activation` is a key and the
+    values it may have; `rope` makes rotary factors of (config, head size, longest context).
     """
     hidden, heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
     if heads < 1:
         raise LoadError(f"[{hf.where} num_attention_heads] expected at least 1, got {heads}")
     head_dim = hf.integer("head_dim", hidden // heads if head_dim is None else head_dim)
     max_positions = hf.integer("max_position_embeddings", positions)
-    rope = read_rope(hf, head_dim, max_positions, partial=partial_rotary, aliases=rope_aliases)
-    hf.only("hidden_act", "silu", "swish")
+    if kv_heads is None or hf.is_null("num_key_value_heads"):
+        kv_heads = heads
+    rotary = rope(hf, head_dim, max_positions)
+    hf.only(*activation)
     return ModelFields(
         family=name,
         vocab_size=hf.integer("vocab_size"),
@@ -102,12 +104,12 @@ def decoder(
         intermediate_size=hf.integer("intermediate_size"),
         num_layers=hf.integer("num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=hf.integer("num_key_value_heads", heads if kv_heads is None else kv_heads),
+        num_kv_heads=hf.integer("num_key_value_heads", kv_heads),
         head_dim=head_dim,
         max_position_embeddings=max_positions,
         norm_eps=hf.number("rms_norm_eps", eps),
-        rope_inv_freq=rope.inv_freq,
-        rope_scale=rope.scale,
+        rope_inv_freq=rotary.inv_freq,
+        rope_scale=rotary.scale,
         qkv_bias=attention_bias,
         output_bias=attention_bias,
         mlp_bias=mlp_bias,
@@ -166,7 +168,7 @@ LLAMA_NAMES = {
 def names_without(*endings: str, **others: str) -> dict[str, str]:
     """`LLAMA_NAMES` without the canonical names that end so, and with `others`, in which a key's
     `__` stands for a dot: all of them are names within a layer."""
-    names = {one: name for one, name in LLAMA_NAMES.items() if not one.endswith(endings or ("\n",))}
+    names = {one: name for one, name in LLAMA_NAMES.items() if not one.endswith(endings)}
     for key, name in others.items():
         names[f"layers.{{i}}.{key.replace('__', '.')}"] = f"model.layers.{{i}}.{name}"
     return names

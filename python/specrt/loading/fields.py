@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ..errors import LoadError
 
@@ -14,7 +15,10 @@ class ModelFields:
     """Everything that decides a decoder-only transformer's arithmetic.
 
     Field for field what `specrt::ModelConfig` holds. `rope_inv_freq` are fp32 values with any
-    scaling already applied; `attention_scale` 0 means 1 / sqrt(head_dim).
+    scaling already applied, one for each rotated pair of dimensions: fewer than head_dim / 2
+    rotate only the first dimensions of a head. `rope_local_inv_freq` () means the same for layers
+    with a window; `rope_scale` multiplies cos and sin of the others. `windows` has a value for each
+    layer, 0 for none, or is (). `attention_scale` 0 means 1 / sqrt(head_dim), a soft cap 0 none.
     """
 
     family: str
@@ -30,6 +34,16 @@ class ModelFields:
     rope_inv_freq: tuple[float, ...]
     attention_scale: float = 0.0
     rope_scale: float = 1.0
+    rope_local_inv_freq: tuple[float, ...] = ()
+    windows: tuple[int, ...] = ()
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
+    qk_norm: Literal["none", "head", "whole"] = "none"
+    attention_softcap: float = 0.0
+    final_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -56,11 +70,19 @@ class ModelFields:
             )
         if self.head_dim % 2:
             raise LoadError(f"[head_dim] expected an even number, got {self.head_dim}")
-        if len(self.rope_inv_freq) != self.head_dim // 2:
+        if not 1 <= len(self.rope_inv_freq) <= self.head_dim // 2:
             raise LoadError(
-                f"[rope_inv_freq] expected {self.head_dim // 2} values, "
+                f"[rope_inv_freq] expected 1 to {self.head_dim // 2} values, "
                 f"got {len(self.rope_inv_freq)}"
             )
+        for name, count in (
+            ("rope_local_inv_freq", len(self.rope_inv_freq)),
+            ("windows", self.num_layers),
+        ):
+            if len(getattr(self, name)) not in (0, count):
+                raise LoadError(
+                    f"[{name}] expected none or {count} values, got {len(getattr(self, name))}"
+                )
         if not self.norm_eps > 0.0:
             raise LoadError(f"[norm_eps] expected a positive number, got {self.norm_eps}")
 
@@ -76,14 +98,26 @@ def tensor_shapes(fields: ModelFields) -> dict[str, tuple[int, ...]]:
         if bias:
             shapes[f"{name}.bias"] = (rows,)
 
+    before = fields.norm_placement != "post"
+    behind = fields.norm_placement != "pre"
+    whole = fields.qk_norm == "whole"
     for layer in range(fields.num_layers):
         prefix = f"layers.{layer}."
-        shapes[f"{prefix}attention_norm"] = (hidden,)
+        if before:
+            shapes[f"{prefix}attention_norm"] = (hidden,)
+        if behind:
+            shapes[f"{prefix}attention_post_norm"] = (hidden,)
         linear(f"{prefix}attention.q", q_rows, hidden, fields.qkv_bias)
         linear(f"{prefix}attention.k", kv_rows, hidden, fields.qkv_bias)
         linear(f"{prefix}attention.v", kv_rows, hidden, fields.qkv_bias)
         linear(f"{prefix}attention.o", hidden, q_rows, fields.output_bias)
-        shapes[f"{prefix}mlp_norm"] = (hidden,)
+        if fields.qk_norm != "none":
+            shapes[f"{prefix}attention.q_norm"] = (q_rows if whole else fields.head_dim,)
+            shapes[f"{prefix}attention.k_norm"] = (kv_rows if whole else fields.head_dim,)
+        if before:
+            shapes[f"{prefix}mlp_norm"] = (hidden,)
+        if behind:
+            shapes[f"{prefix}mlp_post_norm"] = (hidden,)
         linear(f"{prefix}mlp.gate", ffn, hidden, fields.mlp_bias)
         linear(f"{prefix}mlp.up", ffn, hidden, fields.mlp_bias)
         linear(f"{prefix}mlp.down", hidden, ffn, fields.mlp_bias)

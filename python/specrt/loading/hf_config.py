@@ -7,13 +7,11 @@ asked for, and refuses by name those that look as if they changed the arithmetic
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import LoadError
-from .rope import default_inv_freq, llama3_inv_freq
 
 __all__ = ["HfConfig", "read_json"]
 
@@ -33,7 +31,7 @@ _SUSPECT_WORDS = (
     "quant", "compress", "rope", "rotary", "yarn", "alibi", "position", "window", "sliding",
     "layer_type", "attn", "attention", "softcap", "scal", "multiplier", "expert", "moe", "norm",
     "bias", "act_fn", "hidden_act", "activation", "_tp", "mamba", "ssm", "linear", "conv",
-    "residual", "sparse", "mixture", "lora", "adapter", "hyper", "mtp", "nextn", "nope", "sink",
+    "residual", "clip", "sparse", "mixture", "lora", "adapter", "hyper", "mtp", "nextn", "nope", "sink",
 )  # fmt: skip
 
 
@@ -60,12 +58,16 @@ class HfConfig:
     """A config.json (or a model's config as a dict) that remembers which keys were asked for.
 
     Every getter raises LoadError naming the key where the value is of the wrong kind; `null` means
-    the same as an absent key.
+    the same as an absent key, save where a getter says otherwise. `max_model_len` is what the
+    caller will run at most, None for all that the model can.
     """
 
-    def __init__(self, raw: Mapping[str, Any], where: str = "config.json") -> None:
+    def __init__(
+        self, raw: Mapping[str, Any], where: str = "config.json", max_model_len: int | None = None
+    ) -> None:
         self.raw = raw
         self.where = where
+        self.max_model_len = max_model_len
         self._seen: set[str] = set()
 
     def _get(self, key: str, default: Any) -> Any:
@@ -80,6 +82,10 @@ class HfConfig:
     def _wrong(self, key: str, wanted: str, value: object) -> LoadError:
         return LoadError(f"[{self.where} {key}] expected {wanted}, got {value!r}")
 
+    def is_null(self, key: str) -> bool:
+        """Whether the config has the key and says null."""
+        return key in self.raw and self.raw[key] is None
+
     def integer(self, key: str, default: Any = ...) -> int:
         """A whole number; required unless there is a default."""
         value = self._get(key, default)
@@ -93,6 +99,33 @@ class HfConfig:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self._wrong(key, "a number", value)
         return float(value)
+
+    def positive(self, key: str, default: Any = ...) -> float:
+        """A number above zero; required unless there is a default."""
+        value = self.number(key, default)
+        if not value > 0:
+            raise self._wrong(key, "a positive number", value)
+        return value
+
+    def optional_number(self, key: str, default: float | None) -> float | None:
+        """A number above zero, or None where the config says null."""
+        self._seen.add(key)
+        value = self.raw.get(key, default)
+        return None if value is None else self.positive(key, value)
+
+    def window(self, key: str, default: int | None) -> int | None:
+        """A window in tokens, or None where the config says null."""
+        value = self.optional_number(key, default)
+        if value is None or (value >= 1 and value == int(value)):
+            return None if value is None else int(value)
+        raise self._wrong(key, "a whole number of at least 1, or null", value)
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """An object without its nulls; {} where there is none."""
+        value = self._get(key, {})
+        if not isinstance(value, dict):
+            raise self._wrong(key, "an object", value)
+        return {name: one for name, one in value.items() if one is not None}
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
@@ -115,6 +148,13 @@ class HfConfig:
         """Declare keys that have no effect in this family, whatever they hold."""
         self._seen.update(keys)
 
+    def layer_types(self, layers: int, default: Sequence[str]) -> list[str]:
+        """The kind of each layer."""
+        kinds = self._get("layer_types", list(default))
+        if not isinstance(kinds, list) or len(kinds) != layers:
+            raise self._wrong("layer_types", f"a list of {layers}", kinds)
+        return kinds
+
     def full_attention_only(self) -> None:
         """Refuse layer_types other than full attention, naming the first such layer."""
         layer_types = self._get("layer_types", [])
@@ -126,68 +166,6 @@ class HfConfig:
                     f"[{self.where} layer_types] expected 'full_attention' in every layer, "
                     f"got {kind!r} in layer {layer}: this kind of layer is not supported"
                 )
-
-    def rope(self, head_dim: int, max_positions: int) -> tuple[float, ...]:
-        """Inverse frequencies, from whichever of the three layouts the config uses.
-
-        `rope_scaling` (where not empty) stands before `rope_parameters`, and a theta inside either
-        before one at top level, as transformers reads them.
-        """
-        places = {}
-        for key in ("rope_scaling", "rope_parameters"):
-            value = self._get(key, {})
-            if not isinstance(value, dict):
-                raise self._wrong(key, "an object", value)
-            if value:
-                places[key] = {name: one for name, one in value.items() if one is not None}
-        if len(places) == 2 and places["rope_scaling"] != places["rope_parameters"]:
-            warnings.warn(
-                f"{self.where}: rope_scaling and rope_parameters differ; rope_scaling is used",
-                stacklevel=2,
-            )
-        parameters = places.get("rope_scaling") or places.get("rope_parameters") or {}
-        kind = parameters.get("rope_type", parameters.get("type", "default"))
-        theta = self.number("rope_theta", 10000.0)
-        if "rope_theta" in parameters:
-            inner = HfConfig(parameters, f"{self.where} rope").number("rope_theta")
-            if self.raw.get("rope_theta") not in (None, inner):
-                warnings.warn(
-                    f"{self.where}: rope_theta is {theta:g} at top level and {inner:g} among the "
-                    "rope parameters; the latter is used",
-                    stacklevel=2,
-                )
-            theta = inner
-        if not theta > 0:
-            raise self._wrong("rope_theta", "a positive number", theta)
-
-        self.unused("original_max_position_embeddings")  # read below where the kind uses it
-        known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-        if parameters.get("partial_rotary_factor", 1) != 1:
-            raise LoadError(
-                f"[{self.where} rope] partial_rotary_factor "
-                f"{parameters['partial_rotary_factor']} is not supported"
-            )
-        if kind == "llama3":
-            known |= {
-                "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
-            }  # fmt: skip
-            # transformers lets a top-level value override the one among the rope parameters.
-            original = self.raw.get("original_max_position_embeddings")
-            if original is not None:
-                parameters = {**parameters, "original_max_position_embeddings": original}
-            frequencies = llama3_inv_freq(theta, head_dim, parameters, max_positions)
-        elif kind == "default":
-            known |= {"factor"} if parameters.get("factor") == 1 else set()
-            frequencies = default_inv_freq(theta, head_dim)
-        else:
-            raise LoadError(
-                f"[{self.where} rope_type] expected 'default' or 'llama3', got {kind!r}: "
-                "this kind of rope scaling is not supported"
-            )
-        for key in parameters:
-            if key not in known:
-                raise LoadError(f"[{self.where} rope] {key!r} is not supported for type {kind!r}")
-        return tuple(float(value) for value in frequencies)
 
     def finish(self) -> None:
         """Refuse by name what nobody asked for and looks as if it changed the arithmetic."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import InvalidArgumentError, LoadError, UnsupportedError
 from .checkpoint import Checkpoint, Kind, check_tie, token_ids
-from .families import IGNORED, NAMES, fields_of
+from .families import FAMILIES, fields_of
 from .fields import ModelFields
 from .hf_config import read_json
 from .source import Source
@@ -43,7 +43,7 @@ def open_checkpoint(
 
     `target` is a local folder, a hub id, a .gguf file, a folder with one .gguf file, or a
     transformers model in memory. `dtype` is "auto", "float32" or "bfloat16". `max_model_len`, in
-    tokens, is for families whose arithmetic depends on it; none here does yet.
+    tokens, decides longrope's factors; None is all that the model can.
 
     Raises LoadError where the checkpoint cannot be found or is not exactly a model of a known
     family, UnsupportedError where it needs what this build or environment lacks, and
@@ -52,7 +52,7 @@ def open_checkpoint(
     if max_model_len is not None and max_model_len < 1:
         raise InvalidArgumentError(f"[max_model_len] expected at least 1, got {max_model_len}")
     if hasattr(target, "state_dict") and hasattr(target, "config"):
-        return _open_model(target, dtype)
+        return _open_model(target, dtype, max_model_len)
     if not isinstance(target, (str, os.PathLike)):
         raise InvalidArgumentError(
             "[target] expected a path, a hub id or a transformers model, "
@@ -73,7 +73,7 @@ def open_checkpoint(
             names = ", ".join(one.name for one in files)
             raise LoadError(f"[{name}] expected one .gguf file, got {names}: give the path of one")
         raise LoadError(f"[{name}] expected a config.json or a .gguf file in the folder, got none")
-    return _open_folder(name, folder, dtype)
+    return _open_folder(name, folder, dtype, max_model_len)
 
 
 def find_folder(target: str | os.PathLike[str], *, weights: bool = True) -> Path:
@@ -106,12 +106,14 @@ def find_folder(target: str | os.PathLike[str], *, weights: bool = True) -> Path
     return folder
 
 
-def _open_folder(name: str, folder: Path, dtype: str) -> Checkpoint:
+def _open_folder(name: str, folder: Path, dtype: str, max_model_len: int | None) -> Checkpoint:
+    from .quantised import QuantisedSource, read_scheme
     from .safetensors_files import SafetensorsSource, shards_of
     from .torch_state import read_pickles
 
     raw = read_json(folder / "config.json")
-    fields = fields_of(raw)
+    scheme = read_scheme(raw)
+    fields = fields_of(raw, max_model_len=max_model_len)
     readers: list[tuple[Kind, str, Callable[..., Source]]] = [
         ("safetensors", "model.safetensors", SafetensorsSource),
         ("torch", "pytorch_model.bin", read_pickles),
@@ -125,6 +127,13 @@ def _open_folder(name: str, folder: Path, dtype: str) -> Checkpoint:
             source = reader([folder / file])
         else:
             continue
+        if scheme is not None:
+            if kind != "safetensors":
+                source.close()
+                raise LoadError(
+                    f"[{file}] quantised weights are read from safetensors only, got a pickle"
+                )
+            source = QuantisedSource(source, scheme)
         generation = folder / "generation_config.json"
         tokens = _tokens(raw, read_json(generation) if generation.is_file() else {}, fields)
         return _finish(
@@ -135,7 +144,7 @@ def _open_folder(name: str, folder: Path, dtype: str) -> Checkpoint:
     )
 
 
-def _open_model(model: Any, dtype: str) -> Checkpoint:
+def _open_model(model: Any, dtype: str, max_model_len: int | None) -> Checkpoint:
     from .torch_state import StateSource
 
     label = type(model).__name__
@@ -144,7 +153,12 @@ def _open_model(model: Any, dtype: str) -> Checkpoint:
     # A subclass of a known class holds the same tensors.
     classes = [one.__name__ for one in type(model).__mro__]
     raw = {**model.config.to_dict(), "architectures": classes}
-    fields = fields_of(raw, f"{label}.config")
+    if raw.get("quantization_config"):
+        raise LoadError(
+            f"[{label}.config quantization_config] expected unquantised weights in memory, got "
+            f"{raw['quantization_config']!r}: open the checkpoint's folder instead"
+        )
+    fields = fields_of(raw, f"{label}.config", max_model_len=max_model_len)
     generation = getattr(model, "generation_config", None)
     tokens = _tokens(raw, generation.to_dict() if generation is not None else {}, fields)
     return _finish(label, "memory", fields, StateSource(model.state_dict(), label), dtype, tokens)
@@ -159,7 +173,8 @@ def _finish(
     tokens: _Tokens,
     tokenizer: Callable[[], Tokenizer | None] = lambda: None,
 ) -> Checkpoint:
-    names = NAMES[fields.family]
+    family = FAMILIES[fields.family]
+    names = family.names
     try:
         check_tie(fields, source, names, name)
         return Checkpoint(
@@ -168,8 +183,9 @@ def _finish(
             config=fields,
             source=source,
             names=names,
-            ignored=IGNORED[fields.family],
+            ignored=family.ignored,
             dtype=dtype,
+            transform=family.transform,
             tokenizer=tokenizer,
             **tokens,
         )

@@ -18,17 +18,29 @@ if TYPE_CHECKING:
 
 __all__ = ["SafetensorsSource", "shards_of"]
 
-_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-# numpy has no bfloat16: its raw bits are handed on as uint16.
+_DTYPES = {
+    "F32": "float32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "F8_E4M3": "float8_e4m3",
+    "I64": "int64",
+    "I32": "int32",
+    "I8": "int8",
+}
+# numpy has no bfloat16 and no float8: their raw bits are handed on as uint16 and uint8.
 _NUMPY: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "bfloat16": np.dtype("<u2"),
     "float16": np.dtype("<f2"),
+    "float8_e4m3": np.dtype("u1"),
+    "int64": np.dtype("<i8"),
+    "int32": np.dtype("<i4"),
+    "int8": np.dtype("i1"),
 }
 
 
 class SafetensorsSource(Source):
-    """Tensors of one or more files. bf16 and fp32 are views of the map: nothing is copied."""
+    """Tensors of one or more files. All but fp16 are views of the map: nothing is copied."""
 
     def __init__(self, files: list[Path], only: dict[str, str] | None = None) -> None:
         """`only` says, for a sharded checkpoint, which tensors are to be in which file.

@@ -6,10 +6,20 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Entry", "Source", "Tensor"]
+__all__ = ["Entry", "Source", "Tensor", "as_float32"]
+
+
+def as_float32(array: NDArray[Any]) -> NDArray[np.float32]:
+    """What `Source.read` gave, as float32 whichever kind it is."""
+    if array.dtype == np.uint16:
+        widened: NDArray[np.float32] = (array.astype(np.uint32) << 16).view(np.float32)
+        return widened
+    return array.astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True)
@@ -43,10 +53,17 @@ class Source(ABC):
     entries: dict[str, Entry]
     loadable: frozenset[str] = frozenset({"float32", "bfloat16", "float16"})
     """The dtypes that `read` can turn into float32 or raw bfloat16."""
+    useless: frozenset[str] = frozenset()
+    """Names of tensors that change nothing, whether a model asks for them or not."""
 
     @abstractmethod
     def read(self, name: str) -> NDArray[Any]:
-        """The tensor as float32, or as uint16 where it is bfloat16. Raises LoadError."""
+        """The tensor as float32, or as uint16 where it is bfloat16; integers and float8, which
+        are not `loadable`, as they are stored. Raises LoadError."""
+
+    def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
+        """Rows [start, stop) of what `read` gives."""
+        return self.read(name)[start:stop]
 
     @abstractmethod
     def close(self) -> None:

@@ -49,6 +49,7 @@ void bind_sampling(py::module_& module) {
            py::arg("sample_index") = 0, py::arg("stop_token_ids") = std::vector<TokenId>{},
            py::arg("verification") = "coupled", py::arg("logprobs") = -1,
            py::arg("prompt_logprobs") = -1)
+      .def_readonly("stop_token_ids", &SamplingParams::stop_token_ids)
       .def("check", &SamplingParams::check, py::arg("vocab_size"));
 }
 

@@ -15,13 +15,15 @@ from .errors import (
     SpecrtError,
     UnsupportedError,
 )
-from .outputs import Increment, Logprob, Metrics, RequestOutput
+from .outputs import Completion, Increment, Logprob, Metrics, RequestOutput
 from .planning import MemoryPlan, plan
 from .sampling import SamplingParams
+from .structured import StructuredOutputs
 from .text import Tokenizer
 
 __all__ = [
     "CapacityError",
+    "Completion",
     "DraftTree",
     "Drafter",
     "Engine",
@@ -36,6 +38,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "SpecrtError",
+    "StructuredOutputs",
     "Tokenizer",
     "UnsupportedError",
     "__version__",

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from . import _core
-from .drafters import AnyDrafter, DraftModel, NGram, resolve
+from .drafters import AnyDrafter, Drafter, DraftModel, NGram, resolve
 from .errors import InvalidArgumentError, SpecrtError, UnsupportedError
 from .loaded import Opened, open_target
 from .planning import (
@@ -22,8 +22,9 @@ from .planning import (
     plan_memory,
     plan_sizes,
 )
-from .request import Request
+from .request import Request, request_output
 from .sampling import SamplingParams
+from .structured import Grammar
 
 if TYPE_CHECKING:
     from .outputs import Increment, RequestOutput
@@ -62,6 +63,7 @@ class Engine:
         num_speculative_tokens: int | None = None,
         verification: str = "coupled",
         cpu_isa: str = "auto",
+        enable_prefix_caching: bool = True,
         check_invariants: bool = False,
     ) -> None:
         """Load a target and its drafter.
@@ -81,8 +83,11 @@ class Engine:
         block_size: tokens in a block of the paged KV cache.
         num_speculative_tokens: draft tokens a round; None takes the drafter's default, 0 drafts
             nothing.
-        verification: "coupled".
+        verification: "coupled" (the target's own choice decides, so that the output does not
+            depend on the draft), or "rejection" or "block", which keep the target's law, accept a
+            little more of a sampled draft, and repeat only for the same drafter and settings.
         cpu_isa: "auto", or the instruction-set level to run: "avx512", "avx2", "scalar".
+        enable_prefix_caching: keep the KV blocks of finished requests for prompts that begin alike.
         check_invariants: check the KV cache's bookkeeping after every round.
 
         Raises InvalidArgumentError, UnsupportedError, LoadError or CapacityError before any weight
@@ -92,10 +97,12 @@ class Engine:
             if device == "cuda" or device.startswith("cuda:"):
                 raise UnsupportedError("[device] this build has no CUDA: use device='cpu'")
             raise InvalidArgumentError(f"[device] expected 'auto' or 'cpu', got {device!r}")
-        if verification != "coupled":
-            if verification in ("rejection", "typical"):
-                raise UnsupportedError(f"[verification] {verification!r} is not available yet")
-            raise InvalidArgumentError(f"[verification] expected 'coupled', got {verification!r}")
+        if verification not in ("coupled", "rejection", "block"):
+            if verification == "typical":
+                raise UnsupportedError("[verification] 'typical' is not available yet")
+            raise InvalidArgumentError(
+                f"[verification] expected 'coupled', 'rejection' or 'block', got {verification!r}"
+            )
         check_positive(threads=threads)
         if num_speculative_tokens is not None and (
             isinstance(num_speculative_tokens, bool)
@@ -145,11 +152,18 @@ class Engine:
         self._decoder: _core.Decoder | None = _core.Decoder(
             self._model,
             **sizes.options(sizes.target_kv_cache_bytes, sizes.max_model_len),
+            enable_prefix_caching=enable_prefix_caching,
             team=team,
             cpu_isa=isa,
             check_invariants=check_invariants,
         )
-        self._drafter = _make_drafter(spec, draft_model, opened, sizes, team, isa)
+        self._drafter = _make_drafter(
+            spec, draft_model, opened, sizes, enable_prefix_caching, team, isa
+        )
+        self.verification: str = verification
+        self._grammar: Grammar | None = None
+        self._vocab_size = opened.shape.config.vocab_size
+        self._python_drafter = spec if isinstance(spec, Drafter) else None
         self._draft_weights = draft_model.weight_bytes if draft_model else 0
         if num_speculative_tokens is None:
             num_speculative_tokens = spec.num_speculative_tokens if spec else 0
@@ -227,8 +241,9 @@ class Engine:
         """
         single = _is_prompt(prompts)
         batch: list[Any] = [prompts] if single else list(prompts)
-        requests = self._requests([self._encode(one) for one in batch], sampling_params)
-        outputs = self._run(requests)
+        outputs = self._run(
+            self._requests([self._encode(one) for one in batch], sampling_params)
+        )
         return outputs[0] if single else outputs
 
     def chat(
@@ -282,6 +297,7 @@ class Engine:
             self._running.clear()
             self._decoder = None
             self._drafter = None
+            self._python_drafter = None
             del self._model
 
     def __enter__(self) -> Engine:
@@ -330,8 +346,8 @@ class Engine:
         self,
         prompts: list[list[int]],
         given: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> list[Request]:
-        """Checked requests, none of them submitted yet."""
+    ) -> list[list[Request]]:
+        """Checked requests, none of them submitted yet: for each prompt its n samples."""
         if given is None or isinstance(given, SamplingParams):
             params = [given or SamplingParams()] * len(prompts)
         else:
@@ -341,25 +357,72 @@ class Engine:
                     f"[sampling_params] expected one, or one for each of {len(prompts)} prompts, "
                     f"got {len(params)}"
                 )
-        requests = []
         with self._lock:
-            decoder = self._open_decoder()
-            for prompt, one in zip(prompts, params, strict=True):
-                if not isinstance(one, SamplingParams):
-                    raise InvalidArgumentError(
-                        f"[sampling_params] expected SamplingParams, got {type(one).__name__}"
-                    )
-                if one.stop_texts:
-                    self._need_tokenizer("stop")
-                seeded = one.with_seed()
-                core_params = seeded.to_core(eos_token_ids=self._eos)
-                decoder.check(prompt, core_params)
-                requests.append(
-                    Request(prompt, seeded, core_params, self._tokenizer, lossless=True)
-                )
-        return requests
+            self._open_decoder()
+            return [
+                self._samples(prompt, one) for prompt, one in zip(prompts, params, strict=True)
+            ]
 
-    def _run(self, requests: list[Request]) -> list[RequestOutput]:
+    def _samples(self, prompt: list[int], params: SamplingParams) -> list[Request]:
+        if not isinstance(params, SamplingParams):
+            raise InvalidArgumentError(
+                f"[sampling_params] expected SamplingParams, got {type(params).__name__}"
+            )
+        if params.stop_texts:
+            self._need_tokenizer("stop")
+        bad_words = self._bad_words(params.bad_words or ())
+        start = None
+        if params.structured_outputs is not None:
+            if self.verification == "block":
+                raise UnsupportedError(
+                    "[structured_outputs] expected verification='coupled' or 'rejection', "
+                    "got 'block'"
+                )
+            start = self._need_grammar().compile(params.structured_outputs)
+        seeded = params.with_seed()
+        samples: list[Request] = []
+        for index in range(params.n):
+            core_params = seeded.to_core(
+                eos_token_ids=self._eos,
+                sample_index=index,
+                bad_words=bad_words,
+                verification=self.verification,
+            )
+            if index == 0:
+                self._open_decoder().check(prompt, core_params)
+            samples.append(
+                Request(
+                    prompt,
+                    seeded,
+                    core_params,
+                    self._tokenizer,
+                    stop_ids=frozenset(core_params.stop_token_ids),
+                    index=index,
+                    constraint=start.fork() if start is not None else None,
+                    after=samples[0] if samples else None,
+                )
+            )
+        return samples
+
+    def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Token sequences of forbidden texts, at the start of a word and inside one."""
+        found: list[list[int]] = []
+        for word in words:
+            tokenizer = self._need_tokenizer("bad_words")
+            for text in (word, " " + word.lstrip()):
+                ids = tokenizer.encode(text, add_special_tokens=False)
+                if ids and ids not in found:
+                    found.append(ids)
+        return found
+
+    def _need_grammar(self) -> Grammar:
+        if self._grammar is None:
+            tokenizer = self._need_tokenizer("structured_outputs")
+            self._grammar = Grammar(tokenizer, self._vocab_size, self._eos)
+        return self._grammar
+
+    def _run(self, groups: list[list[Request]]) -> list[RequestOutput]:
+        requests = [one for group in groups for one in group]
         self._submit(requests)
         try:
             while not all(request.done for request in requests):
@@ -368,16 +431,24 @@ class Engine:
             self._withdraw(requests)
         errors = [request.error for request in requests if request.error is not None]
         if errors:
-            error = errors[0]
-            outputs = [None if one.error is not None else one.output() for one in requests]
-            error.outputs = outputs  # type: ignore[attr-defined]
-            raise error
-        return [request.output() for request in requests]
+            outputs = [
+                None if any(one.error is not None for one in group) else request_output(group)
+                for group in groups
+            ]
+            errors[0].outputs = outputs  # type: ignore[attr-defined]
+            raise errors[0]
+        return [request_output(group) for group in groups]
 
-    def _stream(self, requests: list[Request]) -> Generator[Increment, None, RequestOutput]:
+    def _stream(
+        self, groups: list[list[Request]]
+    ) -> Generator[Increment, None, RequestOutput]:
         # Checked when stream() is called; submitted at the first next().
-        request = requests[0]
-        self._submit(requests)
+        if len(groups[0]) != 1:
+            raise InvalidArgumentError(f"[n] expected 1 for a stream, got {len(groups[0])}")
+        return self._increments(groups[0][0])
+
+    def _increments(self, request: Request) -> Generator[Increment, None, RequestOutput]:
+        self._submit([request])
         try:
             while not request.done:
                 self._step()
@@ -388,9 +459,9 @@ class Engine:
             increment = request.increment()
             if increment is not None:
                 yield increment
-            return request.output()
+            return request_output([request])
         finally:
-            self._withdraw(requests)
+            self._withdraw([request])
 
     def _submit(self, requests: list[Request]) -> None:
         with self._lock:
@@ -421,17 +492,33 @@ class Engine:
                 self._take(self._decoder, *one)
 
     def _admit(self, decoder: _core.Decoder) -> None:
+        held: list[Request] = []
         while self._waiting:
-            request = self._waiting[0]
+            request = self._waiting.popleft()
+            if not request.may_start:
+                held.append(request)  # it waits for its own first sample, others need not
+                continue
             if not decoder.can_add(len(request.prompt), request.params.max_tokens):
-                return
-            self._waiting.popleft()
+                held.append(request)
+                break
+            constraint = None
+            if request.constraint is not None:
+                constraint = _core.make_python_constraint(request.constraint)
             try:
-                request.id = decoder.add(request.prompt, request.core_params, self._drafter)
+                request.id = decoder.add(
+                    request.prompt, request.core_params, self._own_drafter(), constraint
+                )
             except SpecrtError as error:
                 request.error = error
                 continue
             self._running[request.id] = request
+        self._waiting.extendleft(reversed(held))
+
+    def _own_drafter(self) -> _core.CoreDrafter | None:
+        """For one request. A drafter in Python gets a wrapper each, so that its errors stay there."""
+        if self._python_drafter is not None:
+            return _core.make_python_drafter(self._python_drafter)
+        return self._drafter
 
     def _take(
         self,
@@ -439,16 +526,18 @@ class Engine:
         sequence: int,
         tokens: list[int],
         logprobs: Any,
+        prompt_logprobs: Any,
         finish: str,
         counters: _core.SequenceCounters | None,
         error: str,
     ) -> None:
         request = self._running[sequence]
+        if prompt_logprobs is not None:
+            request.tell_prompt(prompt_logprobs)
         cut = request.feed(tokens, logprobs, finish)
         if cut >= 0:
             # A stop text ends it before the core would have, or in the round in which it did.
-            if not finish:
-                counters = decoder.stop(sequence, cut)
+            counters = decoder.stop(sequence, cut)
             finish = "stop"
         if finish:
             del self._running[sequence]
@@ -493,6 +582,7 @@ def _make_drafter(
     draft_model: _core.Model | None,
     target: Opened,
     sizes: Sizes,
+    enable_prefix_caching: bool,
     team: _core.ThreadTeam,
     isa: str,
 ) -> _core.CoreDrafter | None:
@@ -510,6 +600,7 @@ def _make_drafter(
             draft_model,
             target_vocab_size=target.shape.config.vocab_size,
             **sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len),
+            enable_prefix_caching=enable_prefix_caching,
             team=team,
             cpu_isa=isa,
         )

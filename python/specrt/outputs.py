@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ._core import SequenceCounters
 
-__all__ = ["Increment", "Logprob", "Metrics", "RequestOutput"]
+__all__ = ["Completion", "Increment", "Logprob", "Metrics", "RequestOutput"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Metrics:
     """
 
     prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    """Of the prompt's, found in the prefix cache."""
     completion_tokens: int = 0
     rounds: int = 0
     drafted_tokens: int = 0
@@ -77,6 +79,7 @@ class Metrics:
         after_first = counters.tokens - 1
         return cls(
             prompt_tokens=counters.prompt_tokens,
+            cached_prompt_tokens=counters.cached_prompt_tokens,
             completion_tokens=counters.tokens,
             rounds=counters.rounds,
             drafted_tokens=counters.drafted,
@@ -129,10 +132,10 @@ def _ratio(part: float, whole: float) -> float:
 
 
 @dataclass(frozen=True)
-class RequestOutput:
-    """A finished request."""
+class Completion:
+    """One of the n outputs of a request."""
 
-    prompt_token_ids: list[int]
+    index: int
     text: str
     """"" where the engine has no tokenizer."""
     token_ids: list[int]
@@ -143,8 +146,43 @@ class RequestOutput:
     """The stop token or text that the caller had asked for; None for the model's end token."""
     logprobs: list[dict[int, Logprob]] | None
     """A dict a token, the chosen token first, where SamplingParams.logprobs asked for them."""
-    seed: int
-    """Repeats this output."""
-    lossless: bool
-    """True where the text is the target's own, byte for byte."""
     metrics: Metrics
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A finished request. Its own text, tokens and metrics are those of `outputs[0]`."""
+
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
+    """All n."""
+    seed: int
+    """Repeats these outputs."""
+    lossless: bool
+    """True where the texts follow the target's own law: with `coupled`, its own bytes."""
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """One a prompt token, None for the first, where SamplingParams.prompt_logprobs asked."""
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        return self.outputs[0].finish_reason
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        return self.outputs[0].stop_reason
+
+    @property
+    def logprobs(self) -> list[dict[int, Logprob]] | None:
+        return self.outputs[0].logprobs
+
+    @property
+    def metrics(self) -> Metrics:
+        return self.outputs[0].metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,7 +169,7 @@ def plan_sizes(
     if budget is None:
         room = available_memory()
         budget = both(most) if room is None else min(both(most), max(room // 4, both(1)))
-    blocks = min(most, (budget - scratch) // block)
+    blocks = _most_blocks(both, most, budget)
     if blocks < 1:
         raise CapacityError(
             f"[kv_cache_bytes] expected at least {scratch + block} (scratch slots for "
@@ -183,6 +184,18 @@ def plan_sizes(
         drafter_kv_cache_bytes=needed(drafter, drafter_length, blocks),
         drafter_max_model_len=drafter_length,
     )
+
+
+def _most_blocks(needed: Callable[[int], int], most: int, budget: int) -> int:
+    """The largest number of blocks, at most `most`, that needs no more than `budget` bytes."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if needed(middle) <= budget:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def plan_memory(target: ModelShape, drafter: ModelShape | None, sizes: Sizes) -> MemoryPlan:

@@ -1,4 +1,4 @@
-"""One request inside an engine: from the tokens of each round to text and metrics."""
+"""One output of a request inside an engine: from the tokens of each round to text and metrics."""
 
 from __future__ import annotations
 
@@ -7,27 +7,34 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .errors import NumericError, SpecrtError
-from .outputs import Increment, Logprob, Metrics, RequestOutput
+from .outputs import Completion, Increment, Logprob, Metrics, RequestOutput
 
 if TYPE_CHECKING:
     from ._core import CoreSamplingParams, SequenceCounters
     from .sampling import SamplingParams
+    from .structured import GrammarState
     from .text import Detokenizer, Tokenizer
 
     RawLogprobs = list[tuple[float, int, list[tuple[int, float]]]]
 
-__all__ = ["Request"]
+__all__ = ["Request", "request_output"]
 
 
 @dataclass
 class Request:
-    """State of one request. The engine feeds it; whoever waits for it reads it."""
+    """State of one output. The engine feeds it; whoever waits for it reads it."""
 
     prompt: list[int]
     params: SamplingParams
     core_params: CoreSamplingParams
     tokenizer: Tokenizer | None
-    lossless: bool
+    stop_ids: frozenset[int] = frozenset()
+    """Tokens that end the output; a grammar may end it with any other."""
+    index: int = 0
+    """Among the n outputs of one prompt."""
+    constraint: GrammarState | None = None
+    after: Request | None = None
+    """Starts once this one has its first token: then the prompt's blocks can be shared."""
     id: int | None = None
     """The core's sequence, once running."""
     token_ids: list[int] = field(default_factory=list)
@@ -45,6 +52,7 @@ class Request:
     _new_text: list[str] = field(default_factory=list)
     _told_tokens: int = 0
     _logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    _prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     _detokenizer: Detokenizer | None = None
 
     def __post_init__(self) -> None:
@@ -57,6 +65,15 @@ class Request:
     @property
     def done(self) -> bool:
         return bool(self.finish_reason) or self.error is not None
+
+    @property
+    def may_start(self) -> bool:
+        return self.after is None or self.after.done or self.after.first_token is not None
+
+    def tell_prompt(self, logprobs: RawLogprobs) -> None:
+        """Log-probabilities of the prompt's tokens but the first."""
+        for token, raw in zip(self.prompt[1:], logprobs, strict=True):
+            self._prompt_logprobs.append(self._named(token, raw))
 
     def feed(self, tokens: list[int], logprobs: RawLogprobs | None, finish: str) -> int:
         """Take the tokens of a round. Returns how many at its end a stop text cuts off, else -1.
@@ -75,7 +92,8 @@ class Request:
             ends_here = last and finish == "stop"
             if ends_here and token in (self.params.stop_token_ids or ()):
                 self.stop_reason = token
-            if ends_here and not self.params.include_stop_str_in_output:
+            stops_text = ends_here and token in self.stop_ids
+            if stops_text and not self.params.include_stop_str_in_output:
                 continue  # the stop token's own text is no part of the answer
             if self._detokenizer is not None and self._add(self._detokenizer.feed(token)):
                 self.finish_reason = "stop"
@@ -103,7 +121,7 @@ class Request:
 
     def _add(self, text: str) -> bool:
         """Add text; True where it completes a stop text, which ends the output there."""
-        if not self._longest_stop:
+        if not self._longest_stop or len(self.token_ids) < self.params.min_tokens:
             if text:
                 self._emit(text)
             return False
@@ -154,8 +172,8 @@ class Request:
         self._told_tokens = len(self.token_ids)
         return Increment(text, tokens)
 
-    def output(self) -> RequestOutput:
-        """The result. Raises the request's own error where it has one."""
+    def completion(self) -> Completion:
+        """The output. Raises the request's own error where it has one."""
         if self.error is not None:
             raise self.error
         if self.counters is None:
@@ -166,15 +184,27 @@ class Request:
             metrics = Metrics.of(
                 self.counters, ttft=first - self.submitted, total=last - self.submitted
             )
-        assert self.params.seed is not None
-        return RequestOutput(
-            prompt_token_ids=self.prompt,
+        return Completion(
+            index=self.index,
             text="".join(self._text),
             token_ids=self.token_ids,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             logprobs=None if self.params.logprobs is None else self._logprobs,
-            seed=self.params.seed,
-            lossless=self.lossless,
             metrics=metrics,
         )
+
+
+def request_output(samples: list[Request]) -> RequestOutput:
+    """The n outputs of one prompt together. Raises the first error among them."""
+    first = samples[0]
+    assert first.params.seed is not None
+    return RequestOutput(
+        prompt_token_ids=first.prompt,
+        outputs=[one.completion() for one in samples],
+        seed=first.params.seed,
+        lossless=True,
+        prompt_logprobs=(
+            None if first.params.prompt_logprobs is None else [None, *first._prompt_logprobs]
+        ),
+    )

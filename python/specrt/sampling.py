@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ._core import CoreSamplingParams
-from .errors import InvalidArgumentError, UnsupportedError
+from .errors import InvalidArgumentError
+from .structured import StructuredOutputs
 
 __all__ = ["SamplingParams"]
 
@@ -19,15 +20,18 @@ _INT64 = 2**63 - 1
 class SamplingParams:
     """How the tokens of one request are chosen. Names and meanings are vLLM's.
 
-    Filters apply in the order temperature, top_k, top_p, min_p, each on what the one before left,
-    as in transformers. Fields marked "not yet" exist so that they can be refused by name: any value
-    but the default raises UnsupportedError.
+    Logits pass, in this order, through repetition, frequency and presence penalties and
+    `logit_bias`, then the masks (`allowed_token_ids`, `bad_words`, `min_tokens`,
+    `structured_outputs`), then temperature, top_k, top_p, min_p, each on what the one before left,
+    as in transformers. All of it holds along every path of a draft, with that path's history.
     """
 
+    n: int = 1
+    """Outputs for one prompt. They share the prompt's blocks and differ in their noise."""
     max_tokens: int = 256
     """Tokens to generate at most, >= 0; the context limit may end a text earlier."""
     min_tokens: int = 0
-    """Not yet."""
+    """No end token, stop token or stop text before so many tokens."""
     temperature: float = 0.0
     """Below 1e-5 is greedy: the most likely token, the lower id where two are equal."""
     top_p: float = 1.0
@@ -36,6 +40,20 @@ class SamplingParams:
     """The k most likely tokens; 0 or -1 is no limit."""
     min_p: float = 0.0
     """In [0, 1]: tokens at least this likely relative to the most likely one."""
+    repetition_penalty: float = 1.0
+    """> 0: positive logits of tokens in prompt or output are divided by it, negative multiplied."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens in the output."""
+    frequency_penalty: float = 0.0
+    """Times a token's count in the output, subtracted from its logit."""
+    logit_bias: Mapping[int, float] | None = None
+    """Added to the logits of these token ids; -inf forbids a token."""
+    allowed_token_ids: Sequence[int] | None = None
+    """Only these tokens may be chosen; an end token is only possible if it is among them."""
+    bad_words: Sequence[str] | None = None
+    """Texts that may not occur: the last token that would complete one's tokens is forbidden."""
+    structured_outputs: StructuredOutputs | None = None
+    """A JSON schema, regular expression, choice or grammar that the output follows."""
     seed: int | None = None
     """In [0, 2**64). None draws one, told in `RequestOutput.seed`."""
     stop: str | Sequence[str] | None = None
@@ -49,22 +67,8 @@ class SamplingParams:
     """Leave the stop text, or the stop token's text, at the end of the text."""
     logprobs: int | None = None
     """k >= 0: raw log-probabilities of the chosen token and of the k most likely ones."""
-    n: int = 1
-    """Not yet."""
-    presence_penalty: float = 0.0
-    """Not yet."""
-    frequency_penalty: float = 0.0
-    """Not yet."""
-    repetition_penalty: float = 1.0
-    """Not yet."""
-    logit_bias: Mapping[int, float] | None = None
-    """Not yet."""
-    allowed_token_ids: Sequence[int] | None = None
-    """Not yet."""
-    bad_words: Sequence[str] | None = None
-    """Not yet."""
     prompt_logprobs: int | None = None
-    """Not yet."""
+    """The same for the prompt's tokens; such a request takes nothing from the prefix cache."""
 
     def __post_init__(self) -> None:
         for name in _INTEGERS:
@@ -73,20 +77,27 @@ class SamplingParams:
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
                 raise _wrong(name, "an integer", value)
-        for name in ("temperature", "top_p", "min_p"):
+        for name in _NUMBERS:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise _wrong(name, "a number", value)
+            if isinstance(value, int) and abs(value) > _INT64:
+                raise _wrong(name, "a smaller number", value)
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, "True or False", getattr(self, name))
+        if self.stop is not None and not isinstance(self.stop, Sequence):
+            raise _wrong("stop", "a text or a list of texts", self.stop)
         for text in self.stop_texts:
             if not isinstance(text, str) or not text:
                 raise _wrong("stop", "texts of at least one character", text)
-        if isinstance(self.stop_token_ids, (str, bytes)) or not all(
-            isinstance(one, int) and not isinstance(one, bool) for one in self.stop_token_ids or ()
+        ids = () if self.stop_token_ids is None else self.stop_token_ids
+        if (
+            isinstance(ids, (str, bytes))
+            or not isinstance(ids, Sequence)
+            or not all(isinstance(one, int) and not isinstance(one, bool) for one in ids)
         ):
-            raise _wrong("stop_token_ids", "integers", self.stop_token_ids)
+            raise _wrong("stop_token_ids", "a list of integers", self.stop_token_ids)
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise _wrong("seed", "an integer in [0, 2**64)", self.seed)
         for name in ("max_tokens", "top_k"):
@@ -96,13 +107,40 @@ class SamplingParams:
             raise _wrong("logprobs", "None or at least 0", self.logprobs)
         if self.top_k < -1:
             raise _wrong("top_k", "at least -1", self.top_k)
-        for field in fields(self):
-            if field.name in _NOT_YET and getattr(self, field.name) != field.default:
-                raise UnsupportedError(
-                    f"[{field.name}] is not available yet: expected {field.default!r}, "
-                    f"got {getattr(self, field.name)!r}"
-                )
+        if self.n < 1 or self.n > 2**31:
+            raise _wrong("n", "at least 1", self.n)
+        if self.prompt_logprobs is not None and self.prompt_logprobs < 0:
+            raise _wrong("prompt_logprobs", "None or at least 0", self.prompt_logprobs)
+        self._check_masks()
         self.to_core(eos_token_ids=()).check(2**31 - 1)
+
+    def _check_masks(self) -> None:
+        bias = self.logit_bias
+        if bias is not None and not (
+            isinstance(bias, Mapping)
+            and all(_is_id(one) for one in bias)
+            and all(isinstance(one, (int, float)) for one in bias.values())
+        ):
+            raise _wrong("logit_bias", "numbers by token id", bias)
+        allowed = self.allowed_token_ids
+        if allowed is not None and (
+            isinstance(allowed, (str, bytes))
+            or not isinstance(allowed, Sequence)
+            or not allowed
+            or not all(_is_id(one) for one in allowed)
+        ):
+            raise _wrong("allowed_token_ids", "None or a list of at least one token id", allowed)
+        words = self.bad_words
+        if words is not None and (
+            isinstance(words, (str, bytes))
+            or not isinstance(words, Sequence)
+            or not all(isinstance(one, str) and one for one in words)
+        ):
+            raise _wrong("bad_words", "a list of texts of at least one character", words)
+        if self.structured_outputs is not None and not isinstance(
+            self.structured_outputs, StructuredOutputs
+        ):
+            raise _wrong("structured_outputs", "StructuredOutputs", self.structured_outputs)
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
@@ -115,8 +153,18 @@ class SamplingParams:
         """Itself, or with a seed drawn where there is none."""
         return self if self.seed is not None else replace(self, seed=secrets.randbits(64))
 
-    def to_core(self, *, eos_token_ids: Sequence[int]) -> CoreSamplingParams:
-        """The part that the core applies. Raises InvalidArgumentError."""
+    def to_core(
+        self,
+        *,
+        eos_token_ids: Sequence[int],
+        sample_index: int = 0,
+        bad_words: Sequence[Sequence[int]] = (),
+        verification: str = "coupled",
+    ) -> CoreSamplingParams:
+        """The part that the core applies. Raises InvalidArgumentError.
+
+        `bad_words` are the texts' token sequences; `sample_index` counts the n samples.
+        """
         stops = list(self.stop_token_ids or ())
         if any(not -(2**31) <= one < 2**31 for one in stops):
             raise _wrong("stop_token_ids", "token ids", stops)
@@ -124,29 +172,42 @@ class SamplingParams:
             stops += [one for one in eos_token_ids if one not in stops]
         return CoreSamplingParams(
             max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
             temperature=self.temperature,
             top_k=max(self.top_k, 0),
             top_p=self.top_p,
             min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            logit_bias=[(int(id_), float(bias)) for id_, bias in (self.logit_bias or {}).items()],
+            allowed_token_ids=list(self.allowed_token_ids or ()),
+            bad_words=[list(one) for one in bad_words],
             seed=self.seed or 0,
+            sample_index=sample_index,
             stop_token_ids=stops,
+            verification=verification,
             logprobs=-1 if self.logprobs is None else min(self.logprobs, 2**31 - 1),
+            prompt_logprobs=(
+                -1 if self.prompt_logprobs is None else min(self.prompt_logprobs, 2**31 - 1)
+            ),
         )
 
 
 _OPTIONAL = ("seed", "logprobs", "prompt_logprobs")
 _INTEGERS = ("max_tokens", "min_tokens", "top_k", "n", *_OPTIONAL)
-_NOT_YET = (
-    "min_tokens",
-    "n",
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "prompt_logprobs",
 )
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
 def _wrong(name: str, expected: str, got: Any) -> InvalidArgumentError:

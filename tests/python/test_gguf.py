@@ -17,7 +17,7 @@ from test_loading import same, values
 
 from specrt.errors import LoadError
 from specrt.loading import open_checkpoint
-from specrt.loading.families import NAMES as HF_NAMES
+from specrt.loading.family import LLAMA_NAMES
 from specrt.loading.gguf_file import GgufFile
 from specrt.loading.gguf_model import NAMES as GGUF_NAMES
 from specrt.loading.rope import default_inv_freq, llama3_inv_freq
@@ -383,10 +383,10 @@ def test_demo_model_is_what_transformers_loads(demo_model: Path) -> None:
     with open_checkpoint(demo_model) as checkpoint:
         seen = set()
         for tensor in checkpoint.tensors():
-            name = HF_NAMES["llama"].get(tensor.name)
+            name = LLAMA_NAMES.get(tensor.name)
             if name is None:
                 _, layer, rest = tensor.name.split(".", 2)
-                name = HF_NAMES["llama"][f"layers.{{i}}.{rest}"].replace("{i}", layer)
+                name = LLAMA_NAMES[f"layers.{{i}}.{rest}"].replace("{i}", layer)
             assert np.array_equal(tensor.array, state[name].numpy()), tensor.name
             seen.add(name)
         assert seen == set(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,7 +17,7 @@ import tiny
 
 from specrt.errors import InvalidArgumentError, LoadError, UnsupportedError
 from specrt.loading import Checkpoint, ModelFields, open_checkpoint, tensor_shapes
-from specrt.loading.families import FAMILIES, IGNORED, NAMES
+from specrt.loading.families import FAMILIES
 from specrt.loading.families import fields_of as config_fields
 
 
@@ -40,7 +41,7 @@ def reference(path: Path) -> dict[str, np.ndarray]:
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     names = {}
-    for template, theirs in NAMES[model.config.model_type].items():
+    for template, theirs in FAMILIES[model.config.model_type].names.items():
         for i in range(model.config.num_hidden_layers):
             names[theirs.replace("{i}", str(i))] = template.replace("{i}", str(i))
     state = model.state_dict()
@@ -334,18 +335,22 @@ def test_fields_are_those_of_the_core() -> None:
 
 
 def test_every_family_is_whole() -> None:
-    """Each family names every canonical tensor there is, and nothing else."""
-    sample = config_fields(
-        {
-            "model_type": "llama", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8,
-            "num_hidden_layers": 1, "num_attention_heads": 1, "attention_bias": True,
-            "mlp_bias": True,
-        }
-    )  # fmt: skip
-    canonical = {name.replace("layers.0.", "layers.{i}.") for name in tensor_shapes(sample)}
-    assert FAMILIES.keys() == NAMES.keys() == IGNORED.keys()
-    for name in FAMILIES:
-        assert NAMES[name].keys() == canonical
+    """Each family names every canonical tensor that its models have, with all options on."""
+    for name, family in FAMILIES.items():
+        sample = {
+            "model_type": name, "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8,
+            "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
+            "tie_word_embeddings": False,
+        }  # fmt: skip
+        for option in ("attention_bias", "mlp_bias"):
+            with contextlib.suppress(LoadError):  # of a family without this option
+                config_fields({**sample, option: True})
+                sample[option] = True
+        shapes = tensor_shapes(config_fields(sample))
+        canonical = {one.replace("layers.0.", "layers.{i}.") for one in shapes}
+        extra = family.names.keys() - canonical
+        assert canonical <= family.names.keys(), name
+        assert all(one.endswith(".bias") for one in extra), (name, extra)
 
 
 def test_config_defaults_are_those_of_transformers() -> None:

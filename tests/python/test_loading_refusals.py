@@ -49,7 +49,7 @@ def qwen2(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.*'awq'"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config.*'hqq'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]},
          "unknown architecture 'MambaForCausalLM'.*known: LlamaForCausalLM, Qwen2ForCausalLM"),

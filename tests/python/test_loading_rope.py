@@ -127,7 +127,7 @@ def test_contradictions_follow_transformers_and_warn(tmp_path: Path) -> None:
     assert got == tuple(default_inv_freq(2e4, 16).tolist())
 
 
-@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "longrope", "su", "mrope"])
+@pytest.mark.parametrize("kind", ["dynamic", "su", "mrope", "proportional"])
 @pytest.mark.parametrize("key", ["rope_type", "type"])
 def test_other_kinds_are_refused_by_name(tmp_path: Path, kind: str, key: str) -> None:
     tiny.tiny_llama(tmp_path)

@@ -1,6 +1,6 @@
 """Makers of tiny checkpoints, all from fixed seeds, for every test that needs a model.
 
-`tiny_llama` and `tiny_qwen2` are random models of their families that use the KV cache for real.
+`tiny_llama`, `tiny_qwen2` and `tiny_family` are random models that use the KV cache for real.
 `bigram` and `counter` have outputs known by arithmetic. `byte_tokenizer` gives every byte a token.
 """
 
@@ -92,6 +92,48 @@ def tiny_qwen2(
     return _save(Qwen2ForCausalLM, config, path, dtype, sharded, seed, lm_head_scale)
 
 
+# What the tiny models of all families have in common, and what a family needs besides.
+_SIZES: dict[str, Any] = {
+    "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048,
+    "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+_OF_FAMILY: dict[str, dict[str, Any]] = {
+    "llama": {"head_dim": 16},
+    "mistral": {"head_dim": 16, "sliding_window": 8},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "gemma2": {
+        "head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0,
+    },
+    "gemma3_text": {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 24},
+    "phi3": {},
+    "granite": {
+        "embedding_multiplier": 3.0, "attention_multiplier": 0.4, "residual_multiplier": 0.3,
+        "logits_scaling": 1.7,
+    },
+    "olmo2": {},
+}  # fmt: skip
+
+
+def tiny_family(
+    path: Path,
+    model_type: str,
+    *,
+    dtype: str = "float32",
+    seed: int = 0,
+    lm_head_scale: float = 8.0,
+    **changes: Any,
+) -> Path:
+    """A random model of any family; `changes` are keys of its config."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(model_type, **{**_SIZES, **_OF_FAMILY[model_type], **changes})
+    make = AutoModelForCausalLM.from_config
+    return _save(make, config, path, dtype, False, seed, lm_head_scale)
+
+
 def _save(
     model_class: Any,
     config: Any,
@@ -109,7 +151,8 @@ def _save(
         for name, parameter in sorted(model.named_parameters()):
             values = torch.randn(parameter.shape, generator=generator)
             if name.endswith("norm.weight"):
-                parameter.copy_(1.0 + 0.1 * values)
+                centre = 0.0 if config.model_type.startswith("gemma") else 1.0
+                parameter.copy_(centre + 0.1 * values)
             elif name.endswith("bias"):
                 parameter.copy_(0.1 * values)
             elif name == "model.embed_tokens.weight":

@@ -134,7 +134,7 @@ def _nested(hf: HfConfig, kind: str) -> dict[str, Any]:
 
 @family("gemma3_text", "Gemma3ForCausalLM", GEMMA3_NAMES, transform=one_plus)
 def gemma3(hf: HfConfig) -> ModelFields:
-    """Gemma 3's text model: q and k normed, rotary factors of their own for layers with a window."""
+    """Gemma 3's text model: q and k normed, other rotary factors in layers with a window."""
     pattern = hf.integer("sliding_window_pattern", 6)
     fields = _gemma(
         hf, "gemma3_text", positions=131072, pattern=pattern, attention_softcap=None,

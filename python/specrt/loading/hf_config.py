@@ -31,7 +31,8 @@ _SUSPECT_WORDS = (
     "quant", "compress", "rope", "rotary", "yarn", "alibi", "position", "window", "sliding",
     "layer_type", "attn", "attention", "softcap", "scal", "multiplier", "expert", "moe", "norm",
     "bias", "act_fn", "hidden_act", "activation", "_tp", "mamba", "ssm", "linear", "conv",
-    "residual", "clip", "sparse", "mixture", "lora", "adapter", "hyper", "mtp", "nextn", "nope", "sink",
+    "residual", "sparse", "mixture", "lora", "adapter", "hyper", "mtp", "nextn", "nope", "sink",
+    "clip",
 )  # fmt: skip
 
 

@@ -58,10 +58,10 @@ _WHOLE, _CHANNEL = _Scales((0, 0)), _Scales((1, 0))
 
 
 def _scale_part(parts: Parts, names: tuple[str, ...], wanted: tuple[int, int]) -> str:
-    """The name of a layer's scale, checked: a lone scale and one a row may have fewer dimensions."""
+    """The name of a layer's scale, checked: dimensions of one may be left out at the end."""
     name = next((one for one in names if parts.has(one)), names[0])
     entry = parts.entry(name, SCALES, None)
-    forms = {wanted, wanted[:1]} if wanted[1] == 1 else {wanted}
+    forms: set[tuple[int, ...]] = {wanted, wanted[:1]} if wanted[1] == 1 else {wanted}
     if wanted == (1, 1):
         forms.add(())
     if entry.shape not in forms:
@@ -237,7 +237,7 @@ def compressed_tensors(config: QuantConfig) -> Scheme:
     weights.unused("type", "observer", "observer_kwargs", "scale_dtype", "zp_dtype")
     weights.only("dynamic", False)
     weights.only("actorder", None, "weight", "static", "group", "dynamic")  # g_idx says it all
-    dtypes = {
+    dtypes: dict[tuple[Any, Any, int], str] = {
         ("float-quantized", "float", 8): "float8_e4m3",
         ("naive-quantized", "float", 8): "float8_e4m3",
         ("int-quantized", "int", 8): "int8",

@@ -68,9 +68,9 @@ class _Gptq(Scheme):
                 if not ((group >= 0) & (group < groups)).all():
                     raise LoadError(f"[{parts.module}.g_idx] expected groups below {groups}")
             scales = as_float32(parts.read("scales")[:, start:stop]).T
-            zeros = unpack(parts.read("qzeros"))[:, start:stop].T
+            stored = unpack(parts.read("qzeros"))[:, start:stop].T
             # The mask as in AutoGPTQ: a stored 15 that stands for 16 wraps around to 0.
-            zeros = (zeros + np.uint8(self.zero_offset)) & 15
+            zeros = (stored + np.uint8(self.zero_offset)) & np.uint8(15)
             values = unpack(parts.read("qweight")[:, start:stop].T)
             return grouped(values, scales, zeros, group)
 
@@ -134,7 +134,7 @@ class _Awq(Scheme):
         return name.removesuffix(".qweight") if name.endswith(".qweight") else None
 
     def open(self, parts: Parts) -> Linear:
-        """qweight [in, out/8], scales [groups, out], qzeros [groups, out/8], words along outputs."""
+        """qweight [in, out/8], scales [groups, out], qzeros [groups, out/8]: by outputs."""
         words = parts.entry("qweight", ("int32",), None).shape
         if len(words) != 2:
             raise LoadError(f"[{parts.module}.qweight] expected two dimensions, got {list(words)}")

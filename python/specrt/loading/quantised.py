@@ -122,9 +122,9 @@ class QuantisedSource(Source):
             self._linears[weight] = linear
             # Some tools give every layer a bias, zero where the model has none.
             bias = f"{module}.bias"
-            if bias in stored and stored[bias].dtype in self._source.loadable:
-                if not self._source.read(bias).any():
-                    useless.add(bias)
+            loadable = bias in stored and stored[bias].dtype in self._source.loadable
+            if loadable and not self._source.read(bias).any():
+                useless.add(bias)
         self.useless = frozenset(useless)
         if not self._linears:
             raise LoadError("[quantization_config] expected quantised weights, got none")

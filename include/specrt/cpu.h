@@ -9,7 +9,7 @@
 namespace specrt {
 
 /// Instruction-set levels of the CPU kernels, ascending.
-enum class CpuIsa { scalar = 0, avx2 = 1, avx512 = 2 };
+enum class CpuIsa { scalar = 0, avx2 = 1, avx512 = 2, amx = 3 };
 
 SPECRT_API const char* name_of(CpuIsa isa);
 

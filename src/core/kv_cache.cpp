@@ -379,7 +379,7 @@ void KvCache::prepare(SequenceId id, std::int64_t new_length, std::vector<Move>&
   }
 }
 
-void KvCache::advance(SequenceId id, std::int64_t new_length) {
+void KvCache::advance(SequenceId id, std::int64_t new_length, std::int64_t held) {
   Sequence& sequence = find(id);
   for (std::size_t g = 0; g < pools_.size(); ++g) {
     if (new_length < sequence.length ||
@@ -394,8 +394,9 @@ void KvCache::advance(SequenceId id, std::int64_t new_length) {
     const std::int64_t before = owed(sequence, group);
     const std::int64_t window = layout_.groups[g].window;
     if (window > 0) {
-      // The next query sits at new_length and sees (new_length - window, new_length].
-      const std::int64_t gone = std::max<std::int64_t>(0, new_length - window + 1);
+      // The next query sits at `next` at the earliest and sees (next - window, next].
+      const std::int64_t next = std::min(new_length, held);
+      const std::int64_t gone = std::max<std::int64_t>(0, next - window + 1);
       auto& table = sequence.tables[g];
       for (std::int64_t b = gone / layout_.block_size - 1; b >= 0; --b) {
         auto& entry = table[static_cast<std::size_t>(b)];

@@ -97,8 +97,10 @@ class KvCache {
   void prepare(SequenceId id, std::int64_t new_length, std::vector<Move>& moves);
 
   /// Positions up to `new_length` have been written; they are committed now. Blocks that have
-  /// left every later query's window are freed.
-  void advance(SequenceId id, std::int64_t new_length);
+  /// left every later query's window are freed; those of length `held` are kept where that is
+  /// less, so that truncate() can go back to it.
+  void advance(SequenceId id, std::int64_t new_length, std::int64_t held);
+  void advance(SequenceId id, std::int64_t new_length) { advance(id, new_length, new_length); }
 
   /// Commits an accepted path: scratch index path[i] becomes position length + i. Appends the
   /// moves to make.

@@ -17,6 +17,8 @@
 #endif
 #if defined(__linux__)
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace specrt {
@@ -25,6 +27,7 @@ namespace {
 struct Features {
   bool avx2 = false;
   bool avx512 = false;
+  bool amx = false;
 };
 
 #if defined(__x86_64__)
@@ -39,6 +42,17 @@ unsigned saved_state() {
   return low;
 }
 
+#if defined(__linux__)
+// Linux hands out the large tile state only on request, once for the whole process.
+bool may_use_tiles() {
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#else
+bool may_use_tiles() { return false; }
+#endif
+
 Features detect() {
   Features features;
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -52,6 +66,12 @@ Features detect() {
   const bool f = bit(b, 16), dq = bit(b, 17), bw = bit(b, 30), vl = bit(b, 31);
   // Mask registers and both parts of zmm, beside the above.
   features.avx512 = features.avx2 && f && dq && bw && vl && (state & 0xE6u) == 0xE6u;
+  const bool amx_bf16 = bit(d, 22), amx_tile = bit(d, 24);
+  bool avx512_bf16 = false;
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) avx512_bf16 = bit(a, 5);
+  // Tile configuration and data, and the kernel's leave to use them.
+  features.amx = features.avx512 && amx_bf16 && amx_tile && avx512_bf16 &&
+                 (state & 0x60000u) == 0x60000u && may_use_tiles();
   return features;
 }
 
@@ -148,6 +168,8 @@ const char* name_of(CpuIsa isa) {
       return "avx2";
     case CpuIsa::avx512:
       return "avx512";
+    case CpuIsa::amx:
+      return "amx";
   }
   return "unknown";
 }
@@ -157,6 +179,7 @@ std::vector<CpuIsa> available_cpu_isas() {
   std::vector<CpuIsa> isas = {CpuIsa::scalar};
   if (features.avx2 && cpu::avx2_kernels() != nullptr) isas.push_back(CpuIsa::avx2);
   if (features.avx512 && cpu::avx512_kernels() != nullptr) isas.push_back(CpuIsa::avx512);
+  if (features.amx && cpu::amx_kernels() != nullptr) isas.push_back(CpuIsa::amx);
   return isas;
 }
 
@@ -165,7 +188,7 @@ CpuIsa best_cpu_isa() { return available_cpu_isas().back(); }
 CpuIsa cpu_isa_from_name(const std::string& name) {
   const auto available = available_cpu_isas();
   if (name == "auto") return available.back();
-  for (const CpuIsa isa : {CpuIsa::scalar, CpuIsa::avx2, CpuIsa::avx512}) {
+  for (const CpuIsa isa : {CpuIsa::scalar, CpuIsa::avx2, CpuIsa::avx512, CpuIsa::amx}) {
     if (name != name_of(isa)) continue;
     if (std::find(available.begin(), available.end(), isa) != available.end()) return isa;
     std::string levels;
@@ -174,7 +197,7 @@ CpuIsa cpu_isa_from_name(const std::string& name) {
         expected_got("cpu_isa", "a level that this build and machine have, of" + levels, name));
   }
   throw InvalidArgument(
-      expected_got("cpu_isa", "auto, scalar, avx2 or avx512", "\"" + name + "\""));
+      expected_got("cpu_isa", "auto, scalar, avx2, avx512 or amx", "\"" + name + "\""));
 }
 
 int default_thread_count() {

@@ -10,6 +10,20 @@
 
 namespace specrt::cpu {
 
+// The tile unit's own unit, which must not hold anything that runs elsewhere.
+void fill_amx(Kernels& table);
+bool has_amx_unit();
+
+const Kernels* amx_kernels() {
+  if (!has_amx_unit() || avx512_kernels() == nullptr) return nullptr;
+  static const Kernels table = [] {
+    Kernels made = *avx512_kernels();
+    fill_amx(made);
+    return made;
+  }();
+  return &table;
+}
+
 const Kernels& kernels_of(CpuIsa isa) {
   const auto available = available_cpu_isas();
   if (std::find(available.begin(), available.end(), isa) == available.end()) {
@@ -17,6 +31,8 @@ const Kernels& kernels_of(CpuIsa isa) {
         expected_got("cpu_isa", "a level that this build and machine have", name_of(isa)));
   }
   switch (isa) {
+    case CpuIsa::amx:
+      return *amx_kernels();
     case CpuIsa::avx512:
       return *avx512_kernels();
     case CpuIsa::avx2:

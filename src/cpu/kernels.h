@@ -37,6 +37,8 @@ struct GemmArgs {
   const float* bias = nullptr;  ///< [n] or null
   float* y = nullptr;           ///< [rows, y_stride]
   std::int64_t y_stride = 0;
+  /// What Kernels::prepare_bf16 made of x, where the level has one; gemm_bf16 then reads only this.
+  const void* prepared = nullptr;
   bool accumulate = false;      ///< y += x W^T (the residual stream) instead of y = x W^T
 };
 
@@ -90,6 +92,11 @@ struct Race {
 struct Kernels {
   const char* name;
 
+  /// Null, or: turns rows [row_begin, row_end) of x into the form that gemm_bf16 reads. Row numbers
+  /// go up to rows rounded up to 16 (the ones beyond become zeros). out has prepared_bytes().
+  void (*prepare_bf16)(const float* x, std::int64_t rows, std::int64_t x_stride, std::int64_t k,
+                       std::int64_t row_begin, std::int64_t row_end, void* out);
+
   /// y (+)= x W^T + bias for outputs of panels [panel_begin, panel_end).
   void (*gemm_f32)(const GemmArgs& args, std::int64_t panel_begin, std::int64_t panel_end);
   void (*gemm_bf16)(const GemmArgs& args, std::int64_t panel_begin, std::int64_t panel_end);
@@ -142,8 +149,14 @@ struct Kernels {
                const NoiseKey& key);
 };
 
+inline std::int64_t prepared_bytes(std::int64_t rows, std::int64_t k) {
+  return (rows + 15) / 16 * 16 * ((k + 31) / 32 * 32) * 2;
+}
+
 const Kernels& scalar_kernels();
 const Kernels* avx2_kernels();    ///< null where the build has none
 const Kernels* avx512_kernels();
+/// AVX-512's table with the products that the tile unit does better; null where the build has none.
+const Kernels* amx_kernels();
 
 }  // namespace specrt::cpu

@@ -163,7 +163,10 @@ class ModelDrafter final : public Drafter {
       a.state->cached.push_back(token);
     }
     runner_.forward();
-    for (Active& a : active_) runner_.advance(a.request->id, 1);
+    // Guesses may be cut off again: the window behind what is known stays.
+    for (Active& a : active_) {
+      runner_.advance(a.request->id, 1, static_cast<std::int64_t>(a.request->tokens.size()));
+    }
     for (std::size_t first = 0; first < active_.size();) {
       const std::size_t last = std::min(active_.size(),
                                         first + static_cast<std::size_t>(Runner::kLogitRows));

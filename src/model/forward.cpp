@@ -23,7 +23,21 @@ void Runner::gemm(const Matrix& matrix, const float* bias, const float* x, std::
   args.y = y;
   args.y_stride = y_stride;
   args.accumulate = accumulate;
-  const auto body = model_.dtype() == DType::f32 ? kernels_->gemm_f32 : kernels_->gemm_bf16;
+  const bool bf16 = model_.dtype() == DType::bf16;
+  if (bf16 && kernels_->prepare_bf16 != nullptr) {
+    const auto prepare = [&](std::int64_t begin, std::int64_t end) {
+      kernels_->prepare_bf16(x, rows, x_stride, matrix.k, begin, end, prepared_);
+    };
+    const std::int64_t padded = (rows + 15) / 16 * 16;
+    // Waking the others costs more than a few rows do.
+    if (rows * matrix.k < 65536) {
+      prepare(0, padded);
+    } else {
+      pool_->parallel(padded, prepare);
+    }
+    args.prepared = prepared_;
+  }
+  const auto body = bf16 ? kernels_->gemm_bf16 : kernels_->gemm_f32;
   pool_->parallel((matrix.n + cpu::kPanel - 1) / cpu::kPanel,
                   [&](std::int64_t begin, std::int64_t end) { body(args, begin, end); });
 }

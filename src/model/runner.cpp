@@ -83,8 +83,8 @@ namespace {
 
 // Everything the workspace holds, in floats; the constructor takes the same amounts in order.
 struct WorkspaceSizes {
-  std::int64_t table, local_table, x, normed, qkv, attended, gate_up, activated, block_out, head_in,
-      logits;
+  std::int64_t table, local_table, x, normed, qkv, attended, gate_up, activated, block_out, prepared,
+      head_in, logits;
   WorkspaceSizes(const ModelConfig& c, const RunnerOptions& o) {
     const std::int64_t rows = o.max_rows;
     table = Runner::resolve_max_model_len(c, o.max_model_len) *
@@ -98,6 +98,9 @@ struct WorkspaceSizes {
     activated = rows * c.intermediate_size;
     const bool simple = c.norm_placement == NormPlacement::pre && c.residual_scale == 1.0;
     block_out = simple ? 0 : x;
+    const std::int64_t widest =
+        std::max({c.hidden_size, c.num_heads * c.head_dim, c.intermediate_size});
+    prepared = cpu::prepared_bytes(std::max<std::int64_t>(rows, Runner::kLogitRows), widest) / 4;
     head_in = Runner::kLogitRows * c.hidden_size;
     logits = Runner::kLogitRows * c.vocab_size;
   }
@@ -111,8 +114,8 @@ std::int64_t Runner::workspace_bytes(const ModelConfig& config, const RunnerOpti
   const WorkspaceSizes s(config, options);
   std::int64_t floats = 2 * aligned(s.table) + 2 * aligned(s.local_table);
   for (const std::int64_t size :
-       {s.x, s.normed, s.qkv, s.attended, s.gate_up, s.activated, s.block_out, s.head_in,
-        s.logits}) {
+       {s.x, s.normed, s.qkv, s.attended, s.gate_up, s.activated, s.block_out, s.prepared,
+        s.head_in, s.logits}) {
     floats += aligned(size);
   }
   return floats * 4;
@@ -141,6 +144,7 @@ Runner::Runner(const Model& model, const RunnerOptions& options)
   gate_up_ = work(s.gate_up);
   activated_ = work(s.activated);
   block_out_ = work(s.block_out);
+  prepared_ = work(s.prepared);
   head_in_ = work(s.head_in);
   logits_ = work(s.logits);
   fill_tables(c.rope_inv_freq, c.rope_scale, cos_, sin_);
@@ -270,6 +274,10 @@ std::int64_t Runner::add_tree(SequenceId id, const DraftTree& tree) {
 
 void Runner::advance(SequenceId id, std::int64_t count) {
   cache_.advance(id, cache_.length(id) + count);
+}
+
+void Runner::advance(SequenceId id, std::int64_t count, std::int64_t held) {
+  cache_.advance(id, cache_.length(id) + count, held);
 }
 
 void Runner::commit(SequenceId id, std::span<const std::int32_t> path) {

@@ -74,6 +74,8 @@ class Runner {
 
   /// The sequence's next `count` rows of this pass are committed (their K/V are in place).
   void advance(SequenceId id, std::int64_t count);
+  /// The same, where the sequence may yet be cut back to `held` positions.
+  void advance(SequenceId id, std::int64_t count, std::int64_t held);
   /// Moves an accepted path (scratch indices, root side first) behind the committed positions.
   void commit(SequenceId id, std::span<const std::int32_t> path);
 
@@ -86,6 +88,7 @@ class Runner {
   void add_block(const Matrix& matrix, const float* bias, const float* x, std::int64_t width,
                  const float* post_norm);
   void fill_tables(const std::vector<float>& factors, double scale, float* cos, float* sin);
+  // One parallel region, and another before it where the input has to be prepared.
   void gemm(const Matrix& matrix, const float* bias, const float* x, std::int64_t rows,
             std::int64_t x_stride, float* y, std::int64_t y_stride, bool accumulate);
   float* work(std::int64_t floats);
@@ -129,6 +132,7 @@ class Runner {
   float* gate_up_ = nullptr;   // [max_rows, 2 * intermediate]
   float* activated_ = nullptr; // [max_rows, intermediate]
   float* block_out_ = nullptr; // [max_rows, hidden], where a block's output is not simply added
+  float* prepared_ = nullptr;  // what Kernels::prepare_bf16 makes of a product's input
   float* head_in_ = nullptr;   // [kLogitRows, hidden]
   float* logits_ = nullptr;    // [kLogitRows, vocab]
 };

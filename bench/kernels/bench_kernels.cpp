@@ -92,6 +92,10 @@ void measure(const Kernels& kernels, DType dtype, ThreadPool& pool, const Shape&
   args.k = shape.k;
   args.y = y.data();
   args.y_stride = shape.n;
+  const bool prepares = dtype == DType::bf16 && kernels.prepare_bf16 != nullptr;
+  std::vector<std::byte> prepared(
+      prepares ? static_cast<std::size_t>(prepared_bytes(64, shape.k)) : 0);
+  args.prepared = prepared.data();
   // Each call takes other weights than the one before, and row counts alternate, so that all of
   // them meet the same machine.
   std::vector<double> times[std::size(kRows)];
@@ -102,6 +106,10 @@ void measure(const Kernels& kernels, DType dtype, ThreadPool& pool, const Shape&
       args.weight = reinterpret_cast<const char*>(weights.data.get()) + copy * bytes;
       copy = (copy + 1) % copies;
       const double begin = now();
+      if (prepares) {
+        kernels.prepare_bf16(args.x, args.rows, args.x_stride, args.k, 0,
+                             (args.rows + 15) / 16 * 16, prepared.data());
+      }
       pool.parallel(panels,
                     [&](std::int64_t first, std::int64_t last) { gemm(args, first, last); });
       times[i].push_back(now() - begin);

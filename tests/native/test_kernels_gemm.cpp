@@ -56,6 +56,8 @@ struct Product {
     args.y_stride = y_stride();
     args.accumulate = added_to != nullptr;
     const auto gemm = dtype == DType::f32 ? kernels.gemm_f32 : kernels.gemm_bf16;
+    const auto prepared = kernel_test::prepare(kernels, dtype, args);
+    args.prepared = prepared.data();
     if (split > 0) gemm(args, 0, split);
     gemm(args, split, panels());
     return y;

@@ -46,6 +46,19 @@ inline Floats rounded_to_bf16(Floats x) {
   return x;
 }
 
+/// What gemm_bf16 reads on levels that prepare their input; empty elsewhere. Made in two parts, as
+/// threads would.
+inline std::vector<std::uint16_t> prepare(const Kernels& kernels, DType dtype,
+                                          const specrt::cpu::GemmArgs& args) {
+  std::vector<std::uint16_t> out;
+  if (dtype != DType::bf16 || kernels.prepare_bf16 == nullptr) return out;
+  out.assign(static_cast<std::size_t>(specrt::cpu::prepared_bytes(args.rows, args.k) / 2), 0xFFFF);
+  const std::int64_t padded = (args.rows + 15) / 16 * 16;
+  kernels.prepare_bf16(args.x, args.rows, args.x_stride, args.k, 0, padded / 2, out.data());
+  kernels.prepare_bf16(args.x, args.rows, args.x_stride, args.k, padded / 2, padded, out.data());
+  return out;
+}
+
 inline specrt::reference::Vector doubles(const Floats& x) { return {x.begin(), x.end()}; }
 
 inline bool same_bits(const float* a, const float* b, std::size_t n) {

@@ -17,6 +17,7 @@ from specrt import Engine, drafters
 from specrt.errors import LoadError
 from specrt.loading import ModelFields, open_checkpoint
 from specrt.loading.families import FAMILIES
+from specrt.loading.rope import default_inv_freq
 
 VOCAB, LENGTHS, TOKENS = 128, (1, 2, 31, 33, 200), 30
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
@@ -326,8 +327,10 @@ def test_longrope_by_its_older_names(tmp_path: Path) -> None:
         rope = {key: one for key, one in longrope(8).items() if key.endswith("_factor")}
         rope["type"] = name
         assert want == config_of(path, rope_parameters=..., rope_scaling=rope, rope_theta=1e4)
+    part = config_of(path, rope_scaling=None, partial_rotary_factor=0.75)
+    assert part.rope_inv_freq == tuple(default_inv_freq(1e4, 12).tolist())
     with pytest.raises(LoadError, match=r"rope_type.*got 'linear'"):
-        config_of(path, rope_scaling={"type": "linear", "factor": 2.0})
+        config_of(path, partial_rotary_factor=..., rope_scaling={"type": "linear", "factor": 2.0})
     for wrong in ([1.0] * 7, [1.0] * 7 + [0.0], [1.0] * 7 + ["1"], None):
         rope = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": wrong}
         with pytest.raises(LoadError, match=r"long_factor.*8 positive numbers"):

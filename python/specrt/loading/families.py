@@ -112,15 +112,13 @@ QWEN3_NAMES = names_without(
 def qwen3(hf: HfConfig) -> ModelFields:
     """Qwen3: each head of q and k normed, heads wider than hidden_size / heads."""
     bias = hf.flag("attention_bias", False)
-    fields = decoder(
-        hf, "qwen3", head_dim=128, kv_heads=32, attention_bias=bias, positions=32768
-    )  # fmt: skip
+    fields = decoder(hf, "qwen3", positions=32768, head_dim=128, kv_heads=32, attention_bias=bias)
     return replace(fields, qk_norm="head", windows=_qwen_windows(hf, fields.num_layers))
 
 
 @family("granite", "GraniteForCausalLM", LLAMA_NAMES)
 def granite(hf: HfConfig) -> ModelFields:
-    """Granite 3 and 4's dense models: a factor at every joint."""
+    """Granite 3's dense models: a factor at every joint."""
     hf.full_attention_only()
     fields = decoder(
         hf,
@@ -161,5 +159,5 @@ def olmo2(hf: HfConfig) -> ModelFields:
     return replace(fields, norm_placement="post", qk_norm="whole")
 
 
-# The decorators in them have entered these families; naming them says that this is wanted.
+# Importing them has entered their families.
 _ELSEWHERE = (gemma, phi)

@@ -83,7 +83,7 @@ def _gemma(
         activation="gelu_tanh",
         norm_placement="sandwich",
         attention_scale=hf.positive("query_pre_attn_scalar", 256) ** -0.5,
-        attention_softcap=hf.optional_number("attn_logit_softcapping", attention_softcap) or 0.0,
+        attention_softcap=attention_softcap or 0.0,
         final_softcap=hf.optional_number("final_logit_softcapping", final_softcap) or 0.0,
         embedding_scale=math.sqrt(fields.hidden_size),
     )
@@ -92,8 +92,9 @@ def _gemma(
 @family("gemma2", "Gemma2ForCausalLM", GEMMA2_NAMES, transform=one_plus)
 def gemma2(hf: HfConfig) -> ModelFields:
     """Gemma 2: soft caps on scores and logits, every other layer with a window."""
+    cap = hf.optional_number("attn_logit_softcapping", 50.0)
     return _gemma(
-        hf, "gemma2", positions=8192, pattern=2, attention_softcap=50.0, final_softcap=30.0,
+        hf, "gemma2", positions=8192, pattern=2, attention_softcap=cap, final_softcap=30.0,
         rope=read_rope,
     )  # fmt: skip
 
@@ -135,6 +136,7 @@ def _nested(hf: HfConfig, kind: str) -> dict[str, Any]:
 @family("gemma3_text", "Gemma3ForCausalLM", GEMMA3_NAMES, transform=one_plus)
 def gemma3(hf: HfConfig) -> ModelFields:
     """Gemma 3's text model: q and k normed, other rotary factors in layers with a window."""
+    hf.only("attn_logit_softcapping", None)  # the key exists, but transformers does not heed it
     pattern = hf.integer("sliding_window_pattern", 6)
     fields = _gemma(
         hf, "gemma3_text", positions=131072, pattern=pattern, attention_softcap=None,

@@ -212,8 +212,9 @@ def compressed_tensors(config: QuantConfig) -> Scheme:
     """One group of settings for all linear layers: float8, int8, or packed int4 and int8."""
     config.only("quantization_status", "compressed", "frozen")
     config.unused("version", "global_compression_ratio")
-    if config.mapping("sparsity_config").get("format", "dense") == "dense":
-        config.unused("sparsity_config")
+    sparsity = config.mapping("sparsity_config")
+    if sparsity.get("format", "dense") != "dense":
+        raise LoadError(f"[{config.where}] 'sparsity_config' is not supported here, got {sparsity}")
     groups = config.mapping("config_groups")
     if len(groups) != 1:
         raise LoadError(

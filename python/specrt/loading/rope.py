@@ -48,9 +48,7 @@ def default_inv_freq(theta: float, dim: int) -> NDArray[np.float32]:
     return np.float32(1.0) / _powers(theta, dim)
 
 
-def linear_inv_freq(
-    theta: float, dim: int, parameters: Mapping[str, Any]
-) -> NDArray[np.float32]:  # fmt: skip
+def linear_inv_freq(theta: float, dim: int, parameters: Mapping[str, Any]) -> NDArray[np.float32]:
     """Positions divided by `factor`."""
     return default_inv_freq(theta, dim) / np.float32(_positive(parameters, "factor"))
 

@@ -122,8 +122,9 @@ class SPECRT_API Decoder {
   void cancel(SequenceId id);
 
   /// Ends a sequence in its last round, as if the last `dropped` tokens of that round had not
-  /// been chosen: for stop conditions that only the caller can see. Returns its counters, that
-  /// round counted as truncated. At least one token of the round must remain.
+  /// been chosen: for stop conditions that only the caller can see. It may have finished in that
+  /// round by itself. Returns its counters, that round counted as truncated. At least one token of
+  /// the round must remain.
   SequenceCounters stop(SequenceId id, std::int64_t dropped);
 
   bool idle() const;

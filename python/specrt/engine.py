@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from collections import deque
@@ -10,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from . import _core
-from .drafters import AnyDrafter, DraftModel, NGram, resolve
+from .drafters import AnyDrafter, Drafter, DraftModel, NGram, resolve
 from .errors import InvalidArgumentError, SpecrtError, UnsupportedError
 from .loaded import Opened, open_target
 from .planning import (
@@ -89,25 +90,30 @@ class Engine:
         is read, wherever headers tell; LoadError for damaged data.
         """
         if device not in ("auto", "cpu"):
-            if device == "cuda" or device.startswith("cuda:"):
+            if isinstance(device, str) and (device == "cuda" or device.startswith("cuda:")):
                 raise UnsupportedError("[device] this build has no CUDA: use device='cpu'")
             raise InvalidArgumentError(f"[device] expected 'auto' or 'cpu', got {device!r}")
         if verification != "coupled":
             if verification in ("rejection", "typical"):
                 raise UnsupportedError(f"[verification] {verification!r} is not available yet")
             raise InvalidArgumentError(f"[verification] expected 'coupled', got {verification!r}")
-        check_positive(threads=threads)
-        if num_speculative_tokens is not None and (
-            isinstance(num_speculative_tokens, bool)
-            or not isinstance(num_speculative_tokens, int)
-            or num_speculative_tokens < 0
-        ):
-            raise InvalidArgumentError(
-                f"[num_speculative_tokens] expected an integer >= 0, got {num_speculative_tokens!r}"
-            )
+        check_positive(threads=threads, max_model_len=max_model_len)
+        if not isinstance(cpu_isa, str):
+            raise InvalidArgumentError(f"[cpu_isa] expected a level's name, got {cpu_isa!r}")
         isa = _core.resolve_cpu_isa(cpu_isa)
         spec = resolve(drafter)
-        if spec is None and num_speculative_tokens:
+        if num_speculative_tokens is None and spec is not None:
+            num_speculative_tokens = spec.num_speculative_tokens
+        draft_tokens = 0 if num_speculative_tokens is None else num_speculative_tokens
+        if (
+            isinstance(draft_tokens, bool)
+            or not isinstance(draft_tokens, int)
+            or not 0 <= draft_tokens < 2**63
+        ):
+            raise InvalidArgumentError(
+                f"[num_speculative_tokens] expected an integer >= 0, got {draft_tokens!r}"
+            )
+        if spec is None and draft_tokens:
             raise InvalidArgumentError(
                 "[num_speculative_tokens] expected a drafter to go with it, got None"
             )
@@ -150,10 +156,9 @@ class Engine:
             check_invariants=check_invariants,
         )
         self._drafter = _make_drafter(spec, draft_model, opened, sizes, team, isa)
+        self._python_drafter = spec if isinstance(spec, Drafter) else None
         self._draft_weights = draft_model.weight_bytes if draft_model else 0
-        if num_speculative_tokens is None:
-            num_speculative_tokens = spec.num_speculative_tokens if spec else 0
-        self.num_speculative_tokens: int = num_speculative_tokens
+        self.num_speculative_tokens: int = draft_tokens
         self._tokenizer = opened.tokenizer
         self._eos = opened.eos_token_ids
         self._kv_cache_tokens = cache_tokens(opened.shape, sizes)
@@ -196,7 +201,10 @@ class Engine:
         name = os.fspath(path)
         if not name.endswith(".specrt"):
             raise InvalidArgumentError(f"[path] expected a name ending in .specrt, got {name!r}")
-        self._model.save(name)
+        with self._lock:
+            self._open_decoder()
+            model = self._model
+        model.save(name)
 
     # What it does.
 
@@ -242,9 +250,11 @@ class Engine:
         `messages` are {"role": ..., "content": ...}; `template_options` go to the template. Gives
         and raises what `generate` does.
         """
-        single = bool(messages) and isinstance(messages[0], Mapping)
+        single = _is_conversation(messages)
         conversations: list[Any] = [messages] if single else list(messages)
         tokenizer = self._need_tokenizer("chat")
+        for one in conversations:
+            _check_conversation(one)
         prompts = [tokenizer.apply_chat_template(one, **template_options) for one in conversations]
         outputs = self._run(self._requests(prompts, sampling_params))
         return outputs[0] if single else outputs
@@ -267,6 +277,7 @@ class Engine:
     ) -> Generator[Increment, None, RequestOutput]:
         """`chat` for one conversation, yielding as `stream` does."""
         tokenizer = self._need_tokenizer("chat")
+        _check_conversation(messages)
         prompt = tokenizer.apply_chat_template(messages, **template_options)
         return self._stream(self._requests([prompt], sampling_params))
 
@@ -282,6 +293,7 @@ class Engine:
             self._running.clear()
             self._decoder = None
             self._drafter = None
+            self._python_drafter = None
             del self._model
 
     def __enter__(self) -> Engine:
@@ -319,11 +331,15 @@ class Engine:
             )
         ids = []
         for one in prompt:
-            if isinstance(one, bool) or not hasattr(one, "__index__"):
+            try:
+                token = operator.index(one)
+            except TypeError:
+                token = None
+            if token is None or isinstance(one, bool):
                 raise InvalidArgumentError(f"[prompt] expected integer token ids, got {one!r}")
-            ids.append(one.__index__())
-            if not -(2**31) <= ids[-1] < 2**31:
-                raise InvalidArgumentError(f"[prompt] expected token ids, got {ids[-1]}")
+            if not -(2**31) <= token < 2**31:
+                raise InvalidArgumentError(f"[prompt] expected token ids, got {token}")
+            ids.append(token)
         return ids
 
     def _requests(
@@ -335,6 +351,10 @@ class Engine:
         if given is None or isinstance(given, SamplingParams):
             params = [given or SamplingParams()] * len(prompts)
         else:
+            if not isinstance(given, Sequence):
+                raise InvalidArgumentError(
+                    f"[sampling_params] expected SamplingParams, got {type(given).__name__}"
+                )
             params = list(given)
             if len(params) != len(prompts):
                 raise InvalidArgumentError(
@@ -427,11 +447,17 @@ class Engine:
                 return
             self._waiting.popleft()
             try:
-                request.id = decoder.add(request.prompt, request.core_params, self._drafter)
+                request.id = decoder.add(request.prompt, request.core_params, self._own_drafter())
             except SpecrtError as error:
                 request.error = error
                 continue
             self._running[request.id] = request
+
+    def _own_drafter(self) -> _core.CoreDrafter | None:
+        """For one request: a drafter in Python gets a wrapper each, to keep its errors apart."""
+        if self._python_drafter is not None:
+            return _core.make_python_drafter(self._python_drafter)
+        return self._drafter
 
     def _take(
         self,
@@ -447,8 +473,7 @@ class Engine:
         cut = request.feed(tokens, logprobs, finish)
         if cut >= 0:
             # A stop text ends it before the core would have, or in the round in which it did.
-            if not finish:
-                counters = decoder.stop(sequence, cut)
+            counters = decoder.stop(sequence, cut)
             finish = "stop"
         if finish:
             del self._running[sequence]
@@ -469,6 +494,24 @@ def _is_prompt(value: Any) -> bool:
             and not hasattr(value[0], "__iter__")
         )
     return True
+
+
+def _is_conversation(value: Any) -> bool:
+    """One conversation, right or wrong, against a list of them. [] is an empty list of them."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
+        return True
+    return bool(value) and not isinstance(value[0], Sequence)
+
+
+def _check_conversation(value: Any) -> None:
+    if (
+        isinstance(value, (str, bytes))
+        or not isinstance(value, Sequence)
+        or not all(isinstance(one, Mapping) for one in value)
+    ):
+        raise InvalidArgumentError(
+            f'[messages] expected a list of {{"role": ..., "content": ...}}, got {value!r}'
+        )
 
 
 def _check_same_vocabulary(target: Opened, draft: Opened) -> None:

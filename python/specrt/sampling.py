@@ -77,16 +77,23 @@ class SamplingParams:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise _wrong(name, "a number", value)
+            if isinstance(value, int) and abs(value) > _INT64:
+                raise _wrong(name, "a smaller number", value)
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, "True or False", getattr(self, name))
+        if self.stop is not None and not isinstance(self.stop, Sequence):
+            raise _wrong("stop", "a text or a list of texts", self.stop)
         for text in self.stop_texts:
             if not isinstance(text, str) or not text:
                 raise _wrong("stop", "texts of at least one character", text)
-        if isinstance(self.stop_token_ids, (str, bytes)) or not all(
-            isinstance(one, int) and not isinstance(one, bool) for one in self.stop_token_ids or ()
+        ids = () if self.stop_token_ids is None else self.stop_token_ids
+        if (
+            isinstance(ids, (str, bytes))
+            or not isinstance(ids, Sequence)
+            or not all(isinstance(one, int) and not isinstance(one, bool) for one in ids)
         ):
-            raise _wrong("stop_token_ids", "integers", self.stop_token_ids)
+            raise _wrong("stop_token_ids", "a list of integers", self.stop_token_ids)
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise _wrong("seed", "an integer in [0, 2**64)", self.seed)
         for name in ("max_tokens", "top_k"):

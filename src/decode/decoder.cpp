@@ -222,7 +222,12 @@ void Decoder::cancel(SequenceId id) {
 
 SequenceCounters Decoder::stop(SequenceId id, std::int64_t dropped) {
   Impl& d = *impl_;
-  Sequence& s = d.find(id);
+  // A sequence that the core itself ended in this round may have reached the caller's stop earlier.
+  const auto over = std::find_if(d.gone.begin(), d.gone.end(), [id](const auto& s) {
+    return s->id == id && (s->finish == Finish::stop || s->finish == Finish::length);
+  });
+  const bool running = over == d.gone.end();
+  Sequence& s = running ? d.find(id) : **over;
   const auto emitted = static_cast<std::int64_t>(s.walk.emitted().size());
   if (d.round_open || !s.wants_choice || dropped < 0 || dropped >= emitted) {
     throw InvalidArgument(expected_got(
@@ -235,7 +240,7 @@ SequenceCounters Decoder::stop(SequenceId id, std::int64_t dropped) {
     count_round(s, emitted, was_truncated(s), -1, counters);
     count_round(s, emitted - dropped, true, 1, counters);
   }
-  cancel(id);
+  if (running) cancel(id);
   return counters;
 }
 
@@ -289,15 +294,16 @@ void Decoder::Impl::propose() {
       drafts[i - first].clear();
     }
     const std::span<DraftTree> out(drafts.data(), last - first);
-    std::string error;
+    std::string failed;
     try {
       drafter->propose(requests, out);
     } catch (const std::exception& caught) {
-      error = caught.what();
+      failed = caught.what();
     }
     for (std::size_t i = first; i < last; ++i) {
       Sequence& s = *drafting[i];
       std::swap(s.draft, out[i - first]);
+      std::string error = failed;
       if (error.empty()) {
         try {
           s.draft.check_vocabulary(runner.config().vocab_size);

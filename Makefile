@@ -21,9 +21,9 @@ CXX_SOURCES := $(shell find include src python/bindings cmake -type f 2>/dev/nul
 PACKAGE := $(CXX_SOURCES) pyproject.toml README.md LICENSE \
   $(shell find python/specrt -name '*.py*' -not -path '*/__pycache__/*' 2>/dev/null)
 NATIVE := $(CXX_SOURCES) CMakePresets.json $(shell find tests/native -type f 2>/dev/null)
-CXX_FORMATTED = $(shell find include src python/bindings tests/native examples \
+CXX_FORMATTED = $(shell find include src python/bindings tests/native examples bench \
   -name '*.cpp' -o -name '*.h' -o -name '*.inc')
-PY_CHECKED = python tests examples
+PY_CHECKED = python scripts tests
 
 export PATH := $(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)

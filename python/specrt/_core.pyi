@@ -277,7 +277,7 @@ class Decoder:
         self,
         prompt: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         params: CoreSamplingParams,
-        drafter: CoreDrafter = None,
+        drafter: CoreDrafter | None = None,
     ) -> int: ...
     def begin_round(
         self,
@@ -307,7 +307,18 @@ class Decoder:
         """
 
     def check_invariants(self) -> None: ...
-    def finish_round(self) -> list:
+    def finish_round(
+        self,
+    ) -> list[
+        tuple[
+            int,
+            list[int],
+            list[tuple[float, int, list[tuple[int, float]]]] | None,
+            str,
+            SequenceCounters | None,
+            str,
+        ]
+    ]:
         """
         Runs the pass: a list of (id, tokens, logprobs, finish, counters, error).
         """
@@ -319,12 +330,21 @@ class Decoder:
                 typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
             ]
         ],
-    ) -> list:
+    ) -> list[
+        tuple[
+            int,
+            list[int],
+            list[tuple[float, int, list[tuple[int, float]]]] | None,
+            str,
+            SequenceCounters | None,
+            str,
+        ]
+    ]:
         """
         begin_round() and finish_round().
         """
 
-    def sequences(self) -> list:
+    def sequences(self) -> list[tuple[int, int, int, int, bool]]:
         """
         (id, prompt_left, length, tokens_left, has_drafter) of each running sequence.
         """

@@ -53,8 +53,12 @@ class NGram:
     def __post_init__(self) -> None:
         for name in ("prompt_lookup_min", "prompt_lookup_max", "num_speculative_tokens"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
                 raise InvalidArgumentError(f"[{name}] expected an integer >= 1, got {value!r}")
+        if not isinstance(self.most_recent, bool):
+            raise InvalidArgumentError(
+                f"[most_recent] expected True or False, got {self.most_recent!r}"
+            )
         if self.prompt_lookup_max < self.prompt_lookup_min:
             raise InvalidArgumentError(
                 f"[prompt_lookup_max] expected at least prompt_lookup_min = "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from collections import deque
@@ -94,7 +95,7 @@ class Engine:
         is read, wherever headers tell; LoadError for damaged data.
         """
         if device not in ("auto", "cpu"):
-            if device == "cuda" or device.startswith("cuda:"):
+            if isinstance(device, str) and (device == "cuda" or device.startswith("cuda:")):
                 raise UnsupportedError("[device] this build has no CUDA: use device='cpu'")
             raise InvalidArgumentError(f"[device] expected 'auto' or 'cpu', got {device!r}")
         if verification not in ("coupled", "rejection", "block"):
@@ -103,18 +104,23 @@ class Engine:
             raise InvalidArgumentError(
                 f"[verification] expected 'coupled', 'rejection' or 'block', got {verification!r}"
             )
-        check_positive(threads=threads)
-        if num_speculative_tokens is not None and (
-            isinstance(num_speculative_tokens, bool)
-            or not isinstance(num_speculative_tokens, int)
-            or num_speculative_tokens < 0
-        ):
-            raise InvalidArgumentError(
-                f"[num_speculative_tokens] expected an integer >= 0, got {num_speculative_tokens!r}"
-            )
+        check_positive(threads=threads, max_model_len=max_model_len)
+        if not isinstance(cpu_isa, str):
+            raise InvalidArgumentError(f"[cpu_isa] expected a level's name, got {cpu_isa!r}")
         isa = _core.resolve_cpu_isa(cpu_isa)
         spec = resolve(drafter)
-        if spec is None and num_speculative_tokens:
+        if num_speculative_tokens is None and spec is not None:
+            num_speculative_tokens = spec.num_speculative_tokens
+        draft_tokens = 0 if num_speculative_tokens is None else num_speculative_tokens
+        if (
+            isinstance(draft_tokens, bool)
+            or not isinstance(draft_tokens, int)
+            or not 0 <= draft_tokens < 2**63
+        ):
+            raise InvalidArgumentError(
+                f"[num_speculative_tokens] expected an integer >= 0, got {draft_tokens!r}"
+            )
+        if spec is None and draft_tokens:
             raise InvalidArgumentError(
                 "[num_speculative_tokens] expected a drafter to go with it, got None"
             )
@@ -165,9 +171,7 @@ class Engine:
         self._vocab_size = opened.shape.config.vocab_size
         self._python_drafter = spec if isinstance(spec, Drafter) else None
         self._draft_weights = draft_model.weight_bytes if draft_model else 0
-        if num_speculative_tokens is None:
-            num_speculative_tokens = spec.num_speculative_tokens if spec else 0
-        self.num_speculative_tokens: int = num_speculative_tokens
+        self.num_speculative_tokens: int = draft_tokens
         self._tokenizer = opened.tokenizer
         self._eos = opened.eos_token_ids
         self._kv_cache_tokens = cache_tokens(opened.shape, sizes)
@@ -210,7 +214,10 @@ class Engine:
         name = os.fspath(path)
         if not name.endswith(".specrt"):
             raise InvalidArgumentError(f"[path] expected a name ending in .specrt, got {name!r}")
-        self._model.save(name)
+        with self._lock:
+            self._open_decoder()
+            model = self._model
+        model.save(name)
 
     # What it does.
 
@@ -257,9 +264,11 @@ class Engine:
         `messages` are {"role": ..., "content": ...}; `template_options` go to the template. Gives
         and raises what `generate` does.
         """
-        single = bool(messages) and isinstance(messages[0], Mapping)
+        single = _is_conversation(messages)
         conversations: list[Any] = [messages] if single else list(messages)
         tokenizer = self._need_tokenizer("chat")
+        for one in conversations:
+            _check_conversation(one)
         prompts = [tokenizer.apply_chat_template(one, **template_options) for one in conversations]
         outputs = self._run(self._requests(prompts, sampling_params))
         return outputs[0] if single else outputs
@@ -282,6 +291,7 @@ class Engine:
     ) -> Generator[Increment, None, RequestOutput]:
         """`chat` for one conversation, yielding as `stream` does."""
         tokenizer = self._need_tokenizer("chat")
+        _check_conversation(messages)
         prompt = tokenizer.apply_chat_template(messages, **template_options)
         return self._stream(self._requests([prompt], sampling_params))
 
@@ -335,11 +345,15 @@ class Engine:
             )
         ids = []
         for one in prompt:
-            if isinstance(one, bool) or not hasattr(one, "__index__"):
+            try:
+                token = operator.index(one)
+            except TypeError:
+                token = None
+            if token is None or isinstance(one, bool):
                 raise InvalidArgumentError(f"[prompt] expected integer token ids, got {one!r}")
-            ids.append(one.__index__())
-            if not -(2**31) <= ids[-1] < 2**31:
-                raise InvalidArgumentError(f"[prompt] expected token ids, got {ids[-1]}")
+            if not -(2**31) <= token < 2**31:
+                raise InvalidArgumentError(f"[prompt] expected token ids, got {token}")
+            ids.append(token)
         return ids
 
     def _requests(
@@ -351,6 +365,10 @@ class Engine:
         if given is None or isinstance(given, SamplingParams):
             params = [given or SamplingParams()] * len(prompts)
         else:
+            if not isinstance(given, Sequence):
+                raise InvalidArgumentError(
+                    f"[sampling_params] expected SamplingParams, got {type(given).__name__}"
+                )
             params = list(given)
             if len(params) != len(prompts):
                 raise InvalidArgumentError(
@@ -515,7 +533,7 @@ class Engine:
         self._waiting.extendleft(reversed(held))
 
     def _own_drafter(self) -> _core.CoreDrafter | None:
-        """For one request. A drafter in Python gets a wrapper each, so that its errors stay there."""
+        """For one request: a drafter in Python gets a wrapper each, to keep its errors apart."""
         if self._python_drafter is not None:
             return _core.make_python_drafter(self._python_drafter)
         return self._drafter
@@ -558,6 +576,24 @@ def _is_prompt(value: Any) -> bool:
             and not hasattr(value[0], "__iter__")
         )
     return True
+
+
+def _is_conversation(value: Any) -> bool:
+    """One conversation, right or wrong, against a list of them. [] is an empty list of them."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
+        return True
+    return bool(value) and not isinstance(value[0], Sequence)
+
+
+def _check_conversation(value: Any) -> None:
+    if (
+        isinstance(value, (str, bytes))
+        or not isinstance(value, Sequence)
+        or not all(isinstance(one, Mapping) for one in value)
+    ):
+        raise InvalidArgumentError(
+            f'[messages] expected a list of {{"role": ..., "content": ...}}, got {value!r}'
+        )
 
 
 def _check_same_vocabulary(target: Opened, draft: Opened) -> None:

@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from .errors import LoadError
 from .loading import Checkpoint, open_checkpoint
-from .planning import ModelShape, shape_of
+from .planning import ModelShape, map_saved, shape_of
 
 if TYPE_CHECKING:
     from .text import Tokenizer
 
 __all__ = ["Opened", "open_target"]
-
-SAVED_SUFFIX = ".specrt"
 
 
 @dataclass
@@ -58,16 +55,13 @@ def open_target(target: Any, *, tokenizer: Any, dtype: str, max_model_len: int |
     `tokenizer` None takes the checkpoint's own; a saved file has none. Raises as
     `open_checkpoint` does.
     """
-    is_path = isinstance(target, (str, os.PathLike))
-    if is_path and os.fspath(target).endswith(SAVED_SUFFIX) and Path(target).is_file():
-        model = _core.Model.map(os.fspath(target))
-        if dtype != "auto" and _core_dtype(dtype) != model.dtype:
-            raise LoadError(f"[{target}] expected dtype {dtype}, got a file of {model.dtype}")
+    saved = map_saved(target, dtype)
+    if saved is not None:
         opened = Opened(
             name=Path(target).name,
-            shape=ModelShape(model.config, model.dtype),
+            shape=ModelShape(saved.config, saved.dtype),
             checkpoint=None,
-            saved=model,
+            saved=saved,
             tokenizer=None,
         )
     else:
@@ -85,12 +79,6 @@ def open_target(target: Any, *, tokenizer: Any, dtype: str, max_model_len: int |
         opened.close()
         raise
     return opened
-
-
-def _core_dtype(name: str) -> str:
-    from .loading.checkpoint import resolve_dtype
-
-    return resolve_dtype(name, set())
 
 
 def _tokenizer(opened: Opened, given: Any) -> Tokenizer | None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from . import _core
 from .drafters import DraftModel, resolve
-from .errors import CapacityError, InvalidArgumentError
+from .errors import CapacityError, InvalidArgumentError, LoadError
 from .loading import Checkpoint, ModelFields, open_checkpoint
+from .loading.checkpoint import resolve_dtype
 from .system import available_memory
 
 __all__ = ["MemoryPlan", "Sizes", "core_config", "plan", "plan_sizes"]
+
+SAVED_SUFFIX = ".specrt"
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,11 @@ def plan_sizes(
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
     )
+    if not max_batch_size <= max_num_batched_tokens <= 65536:
+        raise InvalidArgumentError(
+            f"[max_num_batched_tokens] expected from max_batch_size = {max_batch_size} to 65536, "
+            f"got {max_num_batched_tokens}"
+        )
     longest = target.config.max_position_embeddings
     if max_model_len is not None and max_model_len > longest:
         raise InvalidArgumentError(
@@ -267,12 +276,11 @@ def plan(
 ) -> MemoryPlan:
     """What `Engine` with the same arguments takes, from headers alone; no weight is read."""
     spec = resolve(drafter)
-    with open_checkpoint(target, dtype=dtype, max_model_len=max_model_len) as checkpoint:
-        shape = shape_of(checkpoint)
+    check_positive(max_model_len=max_model_len)
+    shape = _shape_at(target, dtype, max_model_len)
     drafter_shape = None
     if isinstance(spec, DraftModel):
-        with open_checkpoint(spec.model, dtype=spec.dtype) as checkpoint:
-            drafter_shape = shape_of(checkpoint)
+        drafter_shape = _shape_at(spec.model, spec.dtype, None)
     sizes = plan_sizes(
         shape,
         drafter_shape,
@@ -283,3 +291,27 @@ def plan(
         block_size=block_size,
     )
     return plan_memory(shape, drafter_shape, sizes)
+
+
+def map_saved(target: Any, dtype: str) -> _core.Model | None:
+    """A file that `Engine.save` wrote, mapped; None where the target is something else.
+
+    Raises LoadError where the file is damaged or of another precision.
+    """
+    if not isinstance(target, (str, os.PathLike)):
+        return None
+    name = os.fspath(target)
+    if not name.endswith(SAVED_SUFFIX) or not os.path.isfile(name):
+        return None
+    model = _core.Model.map(name)
+    if dtype != "auto" and resolve_dtype(dtype, set()) != model.dtype:
+        raise LoadError(f"[{name}] expected dtype {dtype}, got a file of {model.dtype}")
+    return model
+
+
+def _shape_at(target: Any, dtype: str, max_model_len: int | None) -> ModelShape:
+    saved = map_saved(target, dtype)
+    if saved is not None:
+        return ModelShape(saved.config, saved.dtype)
+    with open_checkpoint(target, dtype=dtype, max_model_len=max_model_len) as checkpoint:
+        return shape_of(checkpoint)

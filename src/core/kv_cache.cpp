@@ -101,11 +101,19 @@ std::int64_t KvCache::blocks_for(std::int64_t positions) const {
 // Blocks that this sequence was promised and has not taken. Shared blocks count as not taken: a
 // write to one takes a fresh block, and only the partial last one can be written.
 std::int64_t KvCache::owed(const Sequence& sequence, std::int64_t group) const {
+  const auto& table = sequence.tables[static_cast<std::size_t>(group)];
+  return owed_with(sequence, group, table.size(), sequence.length);
+}
+
+// The same, had the table `blocks` entries and the sequence this length.
+std::int64_t KvCache::owed_with(const Sequence& sequence, std::int64_t group, std::size_t blocks,
+                                std::int64_t length) const {
   const auto g = static_cast<std::size_t>(group);
   const auto& table = sequence.tables[g];
-  std::int64_t taken = static_cast<std::int64_t>(table.size()) - sequence.holes[g];
-  if (!table.empty() && sequence.length % layout_.block_size != 0) {
-    const std::int32_t last = table[static_cast<std::size_t>(sequence.length / layout_.block_size)];
+  const auto entries = static_cast<std::int64_t>(blocks);
+  std::int64_t taken = entries - std::min(entries, sequence.holes[g]);
+  if (blocks > 0 && length % layout_.block_size != 0) {
+    const std::int32_t last = table[static_cast<std::size_t>(length / layout_.block_size)];
     if (last >= 0 && pools_[g].references[static_cast<std::size_t>(last)] > 1) --taken;
   }
   return std::max<std::int64_t>(0, sequence.reserved[g] - taken);
@@ -272,7 +280,7 @@ void KvCache::fork(SequenceId parent, SequenceId child, std::int64_t reserved_le
 
 void KvCache::remove(SequenceId id) {
   Sequence& sequence = find(id);
-  truncate(id, 0);
+  cut(id, 0);
   for (std::size_t g = 0; g < pools_.size(); ++g) {
     pools_[g].set_aside -= owed(sequence, static_cast<std::int64_t>(g));
   }
@@ -310,6 +318,18 @@ std::int32_t KvCache::take(std::int64_t group) {
   return block;
 }
 
+// Whom sequence `id` shares a block with, where that is one sequence.
+KvCache::Sequence* KvCache::sole_other(SequenceId id, std::int64_t group, std::size_t index,
+                                       std::int32_t block) {
+  const auto g = static_cast<std::size_t>(group);
+  if (pools_[g].references[static_cast<std::size_t>(block)] != 2) return nullptr;
+  for (auto& [other_id, candidate] : sequences_) {
+    const auto& table = candidate.tables[g];
+    if (other_id != id && index < table.size() && table[index] == block) return &candidate;
+  }
+  return nullptr;
+}
+
 // Sequence `id` gives up entry `index` of its table. Whoever is left alone with a partial block
 // that it shared no longer owes itself a copy, so its promise shrinks.
 void KvCache::drop(SequenceId id, std::int64_t group, std::size_t index, std::int32_t block) {
@@ -322,13 +342,7 @@ void KvCache::drop(SequenceId id, std::int64_t group, std::size_t index, std::in
     pool.free.push_back(block);
     return;
   }
-  Sequence* other = nullptr;
-  if (references == 2) {
-    for (auto& [other_id, candidate] : sequences_) {
-      const auto& table = candidate.tables[g];
-      if (other_id != id && index < table.size() && table[index] == block) other = &candidate;
-    }
-  }
+  Sequence* other = sole_other(id, group, index, block);
   const std::int64_t before = other != nullptr ? owed(*other, group) : 0;
   --references;
   if (references == 1 && pool.remembered[static_cast<std::size_t>(block)]) ++pool.idle;
@@ -437,7 +451,6 @@ void KvCache::truncate(SequenceId id, std::int64_t new_length) {
                                        "a length in [0, " + std::to_string(sequence.length) + "]",
                                        std::to_string(new_length)));
   }
-  const std::int64_t keep = blocks_for(new_length);
   for (std::size_t g = 0; g < pools_.size(); ++g) {
     if (layout_.groups[g].window > 0 && new_length > 0 && new_length < sequence.length) {
       const auto& table = sequence.tables[g];
@@ -449,6 +462,47 @@ void KvCache::truncate(SequenceId id, std::int64_t new_length) {
       }
     }
   }
+  // A cut inside a shared block owes a copy of it, and starting over behind a window owes the
+  // blocks that have left it; others may have been promised all there is.
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    const std::int64_t more = short_after_cut(id, static_cast<std::int64_t>(g), new_length);
+    if (more > 0) {
+      throw CapacityError(expected_got("kv cache", std::to_string(more) + " more free blocks",
+                                       "all of them promised"));
+    }
+  }
+  cut(id, new_length);
+}
+
+// By how many blocks promises would exceed what can be had after the cut.
+std::int64_t KvCache::short_after_cut(SequenceId id, std::int64_t group, std::int64_t new_length) {
+  const Sequence& sequence = find(id);
+  const auto g = static_cast<std::size_t>(group);
+  const Pool& pool = pools_[g];
+  const auto& table = sequence.tables[g];
+  const auto keep = std::min(table.size(), static_cast<std::size_t>(blocks_for(new_length)));
+  std::int64_t promised = pool.set_aside - owed(sequence, group) +
+                          owed_with(sequence, group, keep, new_length);
+  std::int64_t to_be_had = static_cast<std::int64_t>(pool.free.size()) + pool.idle;
+  for (std::size_t i = keep; i < table.size(); ++i) {
+    if (table[i] < 0) continue;
+    const auto block = static_cast<std::size_t>(table[i]);
+    const std::int32_t others = pool.references[block] - 1 - (pool.remembered[block] ? 1 : 0);
+    if (others == 0) ++to_be_had;  // free at once, or remembered by nobody but the prefix index
+    // Whoever is left alone with its partial block owes itself one less.
+    const Sequence* other = sole_other(id, group, i, table[i]);
+    if (other != nullptr && other->length % layout_.block_size != 0 &&
+        other->length / layout_.block_size == static_cast<std::int64_t>(i) &&
+        owed(*other, group) > 0) {
+      --promised;
+    }
+  }
+  return promised - to_be_had;
+}
+
+void KvCache::cut(SequenceId id, std::int64_t new_length) {
+  Sequence& sequence = find(id);
+  const std::int64_t keep = blocks_for(new_length);
   for (std::size_t g = 0; g < pools_.size(); ++g) {
     const auto group = static_cast<std::int64_t>(g);
     auto& table = sequence.tables[g];

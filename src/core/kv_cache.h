@@ -106,7 +106,9 @@ class KvCache {
   /// moves to make.
   void commit(SequenceId id, std::span<const std::int32_t> path, std::vector<Move>& moves);
 
-  /// Forgets positions from `new_length` on and frees blocks that hold none any more.
+  /// Forgets positions from `new_length` on and frees blocks that hold none any more. Throws
+  /// CapacityError, changing nothing, where the cut falls into a shared block (or starts over
+  /// behind a window) and the blocks to write again are promised to others.
   void truncate(SequenceId id, std::int64_t new_length);
 
   /// Blocks neither used nor set aside, the fewest of all groups.
@@ -138,12 +140,17 @@ class KvCache {
   Sequence& find(SequenceId id);
   std::int64_t blocks_for(std::int64_t positions) const;
   std::int64_t owed(const Sequence& sequence, std::int64_t group) const;
+  std::int64_t owed_with(const Sequence& sequence, std::int64_t group, std::size_t blocks,
+                         std::int64_t length) const;
   void refresh_set_aside(Sequence& sequence, std::int64_t group, std::int64_t owed_before);
   std::int64_t room(std::size_t group) const;
   Sequence& enter(SequenceId id, std::int64_t reserved_length);
   std::int32_t take(std::int64_t group);
   void hold(std::size_t group, std::int32_t block);
   void forget(std::int64_t node);
+  Sequence* sole_other(SequenceId id, std::int64_t group, std::size_t index, std::int32_t block);
+  std::int64_t short_after_cut(SequenceId id, std::int64_t group, std::int64_t new_length);
+  void cut(SequenceId id, std::int64_t new_length);
   void drop(SequenceId id, std::int64_t group, std::size_t index, std::int32_t block);
 
   KvLayout layout_;

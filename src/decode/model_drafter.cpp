@@ -34,6 +34,7 @@ class ModelDrafter final : public Drafter {
   ModelDrafter(const Model& model, std::int64_t target_vocab_size, const DraftModelOptions& options)
       : runner_(model, runner_options(options)),
         chooser_(runner_.kernels(), model.config().vocab_size),
+        max_batch_size_(static_cast<std::size_t>(options.max_batch_size)),
         vocab_(std::min(target_vocab_size, model.config().vocab_size)),
         draft_vocab_(model.config().vocab_size) {}
 
@@ -46,7 +47,8 @@ class ModelDrafter final : public Drafter {
     // Room for all that could be drafted for, or none: then this sequence gets no drafts.
     const std::int64_t length = std::min(max_length, runner_.max_model_len());
     State state;
-    state.has_room = runner_.cache().can_add(length);
+    state.has_room =
+        runner_.cache().size() < max_batch_size_ && runner_.cache().can_add(length);
     if (state.has_room) {
       const auto known = static_cast<std::size_t>(runner_.cache().add(
           id, length, prompt.first(std::min(prompt.size(), static_cast<std::size_t>(length)))));
@@ -232,6 +234,7 @@ class ModelDrafter final : public Drafter {
   std::string name_ = "draft_model";
   Runner runner_;
   Chooser chooser_;
+  std::size_t max_batch_size_ = 0;
   std::int64_t vocab_ = 0;        // ids that may be proposed
   std::int64_t draft_vocab_ = 0;
   std::unordered_map<SequenceId, State> states_;

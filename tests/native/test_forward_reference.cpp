@@ -1,1 +1,202 @@
+// The whole forward pass against its definition in double precision.
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "check.h"
+#include "cpu/dispatch.h"
+#include "cpu/pack.h"
+#include "model/runner.h"
+#include "reference/kernels.h"
+#include "tiny_decode.h"
+#include "tiny_model.h"
+
+namespace {
+
+using specrt::DType;
+using specrt::TokenId;
+using specrt::reference::Vector;
+
+/// No cache, no batch: layer by layer over the whole text. Activations are not rounded; the
+/// tolerance for bf16 covers that.
+class Oracle {
+ public:
+  Oracle(const tiny::Spec& spec, const tiny::Tensors& tensors) : config_(tiny::config_of(spec)) {
+    for (const auto& [name, values] : tensors) {
+      Vector& out = tensors_[name];
+      // Matrices are kept in the model's precision, vectors in fp32.
+      const bool round =
+          spec.dtype == DType::bf16 && !name.ends_with("norm") && !name.ends_with("bias");
+      for (const float value : values) {
+        out.push_back(round ? specrt::cpu::bf16_to_float(specrt::cpu::float_to_bf16(value))
+                            : value);
+      }
+    }
+  }
+
+  std::vector<Vector> logits(const tiny::Tokens& text) const {
+    const std::int64_t hidden = config_.hidden_size;
+    const auto n = static_cast<std::int64_t>(text.size());
+    std::vector<Vector> x;
+    for (const TokenId token : text) {
+      const auto row = tensors_.at("embedding").begin() + token * hidden;
+      x.emplace_back(row, row + hidden);
+    }
+    for (std::int64_t i = 0; i < config_.num_layers; ++i) layer(i, x);
+    std::vector<Vector> out;
+    for (std::int64_t r = 0; r < n; ++r) {
+      const Vector normed = specrt::reference::rms_norm(x[static_cast<std::size_t>(r)],
+                                                        tensors_.at("norm"), config_.norm_eps);
+      out.push_back(specrt::reference::gemm(
+          normed, tensors_.at(config_.tied_embeddings ? "embedding" : "lm_head"), {}, 1,
+          config_.vocab_size, hidden));
+    }
+    return out;
+  }
+
+ private:
+  Vector linear(const std::string& name, const Vector& x) const {
+    const Vector& weight = tensors_.at(name);
+    const auto bias = tensors_.find(name + ".bias");
+    const auto k = static_cast<std::int64_t>(x.size());
+    return specrt::reference::gemm(x, weight, bias == tensors_.end() ? Vector() : bias->second, 1,
+                                   static_cast<std::int64_t>(weight.size()) / k, k);
+  }
+
+  Vector rotated(const Vector& head, std::size_t position) const {
+    Vector angles;
+    for (const float factor : config_.rope_inv_freq) {
+      angles.push_back(static_cast<double>(factor) * static_cast<double>(position));
+    }
+    Vector out = specrt::reference::rope(head, angles);
+    for (double& value : out) value *= config_.rope_scale;
+    return out;
+  }
+
+  static Vector part(const Vector& x, std::int64_t index, std::int64_t size) {
+    return {x.begin() + index * size, x.begin() + (index + 1) * size};
+  }
+
+  void layer(std::int64_t index, std::vector<Vector>& x) const {
+    const std::string name = "layers." + std::to_string(index) + ".";
+    const std::int64_t dim = config_.head_dim;
+    const double scale = config_.attention_scale > 0 ? config_.attention_scale
+                                                     : 1.0 / std::sqrt(static_cast<double>(dim));
+    const auto kv_heads = static_cast<std::size_t>(config_.num_kv_heads);
+    std::vector<std::vector<Vector>> keys(kv_heads);
+    std::vector<std::vector<Vector>> values(kv_heads);
+    for (std::size_t r = 0; r < x.size(); ++r) {
+      const Vector normed =
+          specrt::reference::rms_norm(x[r], tensors_.at(name + "attention_norm"), config_.norm_eps);
+      const Vector q = linear(name + "attention.q", normed);
+      const Vector k = linear(name + "attention.k", normed);
+      const Vector v = linear(name + "attention.v", normed);
+      for (std::size_t h = 0; h < kv_heads; ++h) {
+        keys[h].push_back(rotated(part(k, static_cast<std::int64_t>(h), dim), r));
+        values[h].push_back(part(v, static_cast<std::int64_t>(h), dim));
+      }
+      Vector attended;
+      for (std::int64_t h = 0; h < config_.num_heads; ++h) {
+        const auto kv = static_cast<std::size_t>(h * config_.num_kv_heads / config_.num_heads);
+        const Vector out =
+            specrt::reference::attention(rotated(part(q, h, dim), r), keys[kv], values[kv], scale);
+        attended.insert(attended.end(), out.begin(), out.end());
+      }
+      add(x[r], linear(name + "attention.o", attended));
+    }
+    for (Vector& row : x) {
+      const Vector normed =
+          specrt::reference::rms_norm(row, tensors_.at(name + "mlp_norm"), config_.norm_eps);
+      add(row,
+          linear(name + "mlp.down", specrt::reference::silu_mul(linear(name + "mlp.gate", normed),
+                                                                linear(name + "mlp.up", normed))));
+    }
+  }
+
+  static void add(Vector& x, const Vector& y) {
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+  }
+
+  specrt::ModelConfig config_;
+  std::map<std::string, Vector> tensors_;
+};
+
+void compare(const tiny::Spec& spec, std::size_t length) {
+  const tiny::Tensors tensors = tiny::random_tensors(spec);
+  const specrt::Model model = tiny::build(tiny::config_of(spec), spec.dtype, tensors);
+  const tiny::Tokens text = tiny::random_tokens(length, length, spec.vocab);
+  const std::vector<Vector> expected = Oracle(spec, tensors).logits(text);
+  const double tolerance = spec.dtype == DType::f32 ? 1e-5 : 3e-2;
+  for (const specrt::CpuIsa isa : specrt::available_cpu_isas()) {
+    specrt::RunnerOptions options;
+    options.kv_cache_bytes = std::int64_t{1} << 30;
+    options.cpu_isa = specrt::name_of(isa);
+    options.team = std::make_shared<specrt::ThreadTeam>(1);
+    specrt::Runner runner(model, options);
+    const specrt::cpu::FpMode mode;
+    runner.cache().add(0, static_cast<std::int64_t>(length));
+    runner.begin();
+    (void)runner.add_committed(0, text);
+    runner.forward();
+    for (std::size_t r = 0; r < length; ++r) {
+      const std::int64_t row = static_cast<std::int64_t>(r);
+      const std::span<const float> got = runner.logits({&row, 1});
+      // Relative to how far logits spread.
+      double norm = 0.0;
+      double error = 0.0;
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        norm += expected[r][i] * expected[r][i];
+        const double miss = static_cast<double>(got[i]) - expected[r][i];
+        error += miss * miss;
+      }
+      CHECK(std::isfinite(error));
+      if (std::sqrt(error) > tolerance * std::sqrt(norm)) {
+        check::fail(__FILE__, __LINE__,
+                    std::string(specrt::name_of(isa)) + " " + specrt::name_of(spec.dtype) +
+                        " row " + std::to_string(r) + ": relative error " +
+                        std::to_string(std::sqrt(error / norm)));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST(forward_agrees_with_double_precision) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    tiny::Spec spec;
+    spec.dtype = dtype;
+    for (const std::size_t length : {1, 2, 31, 32, 33, 70}) compare(spec, length);
+  }
+}
+
+TEST(forward_agrees_where_shapes_are_odd) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    tiny::Spec spec = tiny::small_spec(dtype, 2);
+    spec.hidden = 36;
+    spec.heads = 6;
+    spec.kv_heads = 3;
+    spec.head_dim = 10;  // heads * head_dim is not hidden
+    spec.ffn = 53;
+    spec.vocab = 131;
+    compare(spec, 35);
+    spec.tied = true;
+    spec.qkv_bias = true;
+    compare(spec, 35);
+    spec.output_bias = true;
+    spec.mlp_bias = true;
+    spec.attention_scale = 0.2;
+    spec.rope_scale = 1.25;
+    spec.layers = 3;
+    compare(spec, 35);
+    spec.kv_heads = 1;
+    compare(spec, 35);
+    spec.kv_heads = 6;
+    compare(spec, 35);
+    spec.head_dim = 40;
+    compare(spec, 35);
+  }
+}

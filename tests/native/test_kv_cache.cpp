@@ -1,9 +1,8 @@
-#include "core/kv_cache.h"
-
 #include <cstdint>
 #include <vector>
 
 #include "check.h"
+#include "core/kv_cache.h"
 #include "specrt/error.h"
 
 namespace {
@@ -262,8 +261,8 @@ TEST(kv_cache_truncate_frees_what_was_only_prepared) {
   cache.check_invariants();
 }
 
-// Cut inside a block that another sequence shares, the next write needs a copy, and the pool may
-// have none to promise.
+// After a cut into a block that another sequence shares, the next write needs a copy, and the pool
+// may have none to promise.
 TEST(kv_cache_truncate_into_a_shared_block_keeps_promises) {
   KvCache cache(layout(2, 3));
   cache.add(1, 4);
@@ -276,9 +275,11 @@ TEST(kv_cache_truncate_into_a_shared_block_keeps_promises) {
   CHECK(table(cache, 1) == table(cache, 2));
   cache.check_invariants();
   grow(cache, 3, 2);
-  cache.truncate(2, 2);  // a whole block less needs no copy
-  cache.check_invariants();
+  CHECK_THROWS(cache.truncate(2, 2), CapacityError, "[kv cache]");  // a whole block likewise
   cache.remove(3);
+  cache.truncate(2, 3);
+  CHECK_EQ(cache.available_blocks(), 0);
+  cache.check_invariants();
   grow(cache, 2, 4);
   CHECK_EQ(cache.used_blocks(0), 3);
 }

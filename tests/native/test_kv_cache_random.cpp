@@ -26,7 +26,7 @@ constexpr int kGarbage = -1;
 
 struct Setting {
   std::int64_t block_size;
-  std::vector<std::int64_t> blocks;   // by group
+  std::vector<std::int64_t> blocks;  // by group
   std::vector<std::int64_t> windows;
 };
 
@@ -181,9 +181,8 @@ class World {
     Text& text = texts_[id];
     for (std::size_t g = 0; g < slots_.size(); ++g) {
       for (std::int64_t i = 0; i < kScratch; ++i) {
-        slots_[g].at(static_cast<std::size_t>(
-            cache_.scratch_slot(static_cast<std::int64_t>(g), i))) =
-            next_value_ + static_cast<int>(i);
+        slots_[g].at(static_cast<std::size_t>(cache_.scratch_slot(
+            static_cast<std::int64_t>(g), i))) = next_value_ + static_cast<int>(i);
       }
     }
     std::vector<std::int32_t> path;
@@ -209,7 +208,8 @@ class World {
     Text& text = texts_[id];
     const std::int64_t length = std::ssize(text.values);
     // Mostly a little, as a rollback is.
-    const std::int64_t cut = below(4) == 0 ? below(length + 1) : below(std::min<std::int64_t>(length, 5) + 1);
+    const std::int64_t cut =
+        below(4) == 0 ? below(length + 1) : below(std::min<std::int64_t>(length, 5) + 1);
     if (!attempt([&] { cache_.truncate(id, length - cut); })) return;
     text.values.resize(static_cast<std::size_t>(length - cut));
   }
@@ -307,8 +307,8 @@ TEST(kv_cache_random_operations) {
         } catch (const std::exception& error) {
           check::fail(__FILE__, __LINE__,
                       "block size " + std::to_string(block_size) + ", groups " +
-                          std::to_string(setting.blocks.size()) + ", seed " +
-                          std::to_string(seed) + ": " + error.what());
+                          std::to_string(setting.blocks.size()) + ", seed " + std::to_string(seed) +
+                          ": " + error.what());
         }
       }
     }

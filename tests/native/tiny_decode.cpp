@@ -264,6 +264,8 @@ void take(const specrt::Progress& progress, const Request& request, Output& out)
   CHECK(out.error.empty());
   CHECK_EQ(c.tokens, std::ssize(out.tokens));
   CHECK_EQ(c.tokens, (c.tokens == 0 ? 0 : 1) + c.accepted + c.rounds);
+  // The end comes with the last token, not a round later.
+  if (c.tokens > 0) CHECK(c.tokens < request.params.max_tokens || out.finish != Finish::none);
   CHECK_EQ(out.logprobs.size(), request.params.logprobs >= 0 ? out.tokens.size() : 0u);
 }
 
@@ -318,16 +320,16 @@ std::string difference(const Output& a, const Output& b) {
   };
   for (std::size_t i = 0; i < std::min(a.tokens.size(), b.tokens.size()); ++i) {
     if (a.tokens[i] != b.tokens[i]) {
-      return at("token", i) + ": " + std::to_string(a.tokens[i]) + " != " +
-             std::to_string(b.tokens[i]);
+      return at("token", i) + ": " + std::to_string(a.tokens[i]) +
+             " != " + std::to_string(b.tokens[i]);
     }
   }
   if (a.tokens.size() != b.tokens.size()) {
     return "tokens: " + std::to_string(a.tokens.size()) + " != " + std::to_string(b.tokens.size());
   }
   if (a.finish != b.finish) {
-    return "finish: " + std::to_string(static_cast<int>(a.finish)) + " " + a.error + " != " +
-           std::to_string(static_cast<int>(b.finish)) + " " + b.error;
+    return "finish: " + std::to_string(static_cast<int>(a.finish)) + " " + a.error +
+           " != " + std::to_string(static_cast<int>(b.finish)) + " " + b.error;
   }
   if (a.logprobs.size() != b.logprobs.size()) return "number of logprobs";
   for (std::size_t i = 0; i < a.logprobs.size(); ++i) {

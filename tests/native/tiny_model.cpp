@@ -51,8 +51,7 @@ class Normal {
 };
 
 bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() &&
-         text.compare(text.size() - end.size(), end.size(), end) == 0;
+  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
 std::int64_t count_of(const specrt::TensorSpec& tensor) {
@@ -86,8 +85,7 @@ Tensors random_tensors(const Spec& spec) {
     const auto width = static_cast<std::size_t>(spec.hidden);
     for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(spec.vocab); i += 2) {
       for (std::size_t k = 0; k < width; ++k) {
-        head[(i + 1) * width + k] =
-            static_cast<float>(head[i * width + k] * (1.0 + spec.twin_gap));
+        head[(i + 1) * width + k] = static_cast<float>(head[i * width + k] * (1.0 + spec.twin_gap));
       }
     }
   }

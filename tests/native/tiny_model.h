@@ -45,8 +45,7 @@ using Tensors = std::map<std::string, std::vector<float>>;
 
 specrt::ModelConfig config_of(const Spec& spec);
 Tensors random_tensors(const Spec& spec);
-specrt::Model build(const specrt::ModelConfig& config, specrt::DType dtype,
-                    const Tensors& tensors);
+specrt::Model build(const specrt::ModelConfig& config, specrt::DType dtype, const Tensors& tensors);
 specrt::Model random_model(const Spec& spec);
 
 /// The smallest model that still has everything: several layers, grouped heads, a cache.

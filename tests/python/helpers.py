@@ -191,8 +191,7 @@ class LaterSiblings:
         texts = [list(one) for one in texts]
         return sum(
             any(
-                text[: len(tokens)] == tokens
-                and _took_later_sibling(tree, text[len(tokens) :])
+                text[: len(tokens)] == tokens and _took_later_sibling(tree, text[len(tokens) :])
                 for text in texts
             )
             for tokens, tree in self.drafts
@@ -215,9 +214,7 @@ def _took_later_sibling(tree: DraftTree, rest: list[int]) -> bool:
 class Watched(specrt.Drafter):
     """Another drafter, with a call for each of its drafts."""
 
-    def __init__(
-        self, inner: specrt.Drafter, note: Callable[[list[int], DraftTree], None]
-    ) -> None:
+    def __init__(self, inner: specrt.Drafter, note: Callable[[list[int], DraftTree], None]) -> None:
         self.inner, self.note = inner, note
 
     def propose(self, tokens: list[int], budget: int) -> DraftTree | None:
@@ -228,3 +225,14 @@ class Watched(specrt.Drafter):
 
     def observe(self, committed: list[int]) -> None:
         self.inner.observe(committed)
+
+
+class Counting(specrt.Drafter):
+    """For counters: the oracle with step 1, always wrong with another."""
+
+    def __init__(self, step: int = 1, vocab: int = 256) -> None:
+        self.step, self.vocab = step, vocab
+
+    def propose(self, tokens: list[int], budget: int) -> DraftTree | None:
+        chain = [(tokens[-1] + self.step * (i + 1)) % self.vocab for i in range(budget)]
+        return DraftTree.chain(chain)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +93,9 @@ def dtype(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_drafters_and_gammas(l2: Path, l2_close: Path, l2_other: Path, dtype: str, isa: str) -> None:
+def test_drafters_and_gammas(
+    l2: Path, l2_close: Path, l2_other: Path, dtype: str, isa: str
+) -> None:
     subject = Subject(l2, dtype=dtype, cpu_isa=isa)
     for gamma in (1, 3, 8, 64):
         for i, drafter in enumerate(subject.scripted()):
@@ -256,37 +257,24 @@ def demo(request: pytest.FixtureRequest) -> Path:
     return Path(request.getfixturevalue(request.param))
 
 
-def chat_prompts(tokenizer: specrt.Tokenizer) -> list[list[int]]:
-    return [
-        tokenizer.apply_chat_template([{"role": "user", "content": one}]) for one in CHATS
-    ]
-
-
-def demo_runs(
-    path: Path, tokenizer: specrt.Tokenizer, params: Sequence[SamplingParams]
-) -> Iterator[Any]:
-    """Yields a function that runs the three prompts on an engine of the given options."""
-    prompts = chat_prompts(tokenizer)
-
-    def run(drafter: Any = None, *, solo: bool = False, **options: Any) -> list[RequestOutput]:
-        with Engine(
-            path, drafter, tokenizer=tokenizer, max_model_len=256, max_batch_size=3, **options
-        ) as engine:
-            if solo:
-                pairs = zip(prompts, params, strict=True)
-                return [engine.generate(prompt, one) for prompt, one in pairs]
-            return engine.generate(prompts, list(params))
-
-    yield run
-
-
 def test_demo_model(demo: Path, demo_tokenizer: specrt.Tokenizer) -> None:
     params = [
         greedy(40, logprobs=2),
         greedy(40, temperature=0.7, top_p=0.9, seed=3, logprobs=2),
         greedy(40, temperature=1.0, top_k=50, min_p=0.02, seed=4),
     ]
-    run = next(demo_runs(demo, demo_tokenizer, params))
+    prompts = [
+        demo_tokenizer.apply_chat_template([{"role": "user", "content": one}]) for one in CHATS
+    ]
+
+    def run(drafter: Any = None, *, solo: bool = False, **options: Any) -> list[RequestOutput]:
+        sizes = {"max_model_len": 256, "max_batch_size": 3}
+        with Engine(demo, drafter, tokenizer=demo_tokenizer, **sizes, **options) as engine:
+            if solo:
+                pairs = zip(prompts, params, strict=True)
+                return [engine.generate(prompt, one) for prompt, one in pairs]
+            return engine.generate(prompts, params)
+
     expected = run(threads=2)
     texts, vocab = known(expected), demo_tokenizer.vocab_size
     tally, later = Tally(), LaterSiblings()
@@ -304,6 +292,5 @@ def test_demo_model(demo: Path, demo_tokenizer: specrt.Tokenizer) -> None:
     check(AlwaysWrong(texts, vocab), 1)
     check(later.watch(Branching(texts, vocab)), 8)
     check(later.watch(Branching(texts, vocab)), 64, threads=1)
-    check(DraftModel(model=demo, tokenizer=demo_tokenizer), 3)
     assert later.count(texts) >= 20
     tally.assert_mixed()

@@ -42,7 +42,7 @@ PROMPTS = [
     "Ingredients:\n- 2 eggs\n- 100 g of flour\n- 1 cup of milk\n\nSteps:\n1.",
     "Monday, Tuesday, Wednesday,",
     "Die Hauptstadt von Deutschland ist",
-    "{\"name\": \"Ada\", \"age\": 36}\n{\"name\": \"Alan\", \"age\": 41}\n",
+    '{"name": "Ada", "age": 36}\n{"name": "Alan", "age": 41}\n',
     "The three laws of motion are",
     "Berlin is the capital of Germany. Paris is the capital of France. Rome is",
     "Once there was a boy named Tim. Tim had a red ball. Tim's red ball was",
@@ -81,7 +81,11 @@ def demo(demo_fp32: Path, demo_tokenizer: specrt.Tokenizer) -> Callable[..., Eng
 
     def make(drafter: Any = None, **options: Any) -> Engine:
         return Engine(
-            demo_fp32, drafter, tokenizer=demo_tokenizer, max_model_len=320, max_batch_size=20,
+            demo_fp32,
+            drafter,
+            tokenizer=demo_tokenizer,
+            max_model_len=320,
+            max_batch_size=20,
             **options,
         )
 
@@ -95,19 +99,25 @@ def plain(demo: Callable[..., Engine]) -> list[RequestOutput]:
         return engine.generate(PROMPTS, greedy(TOKENS, ignore_eos=True))
 
 
-def reference_greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
-    """transformers' own arg-max decoding, token by token over its cache."""
+def reference_greedy(model: Any, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """transformers' own greedy texts of prompts of one length."""
     import torch
 
-    tokens: list[int] = []
-    feed, cache = torch.tensor([list(prompt)]), None
-    with torch.inference_mode():
-        for _ in range(count):
-            out = model(feed, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache = out.past_key_values
-            tokens.append(int(out.logits[0, -1].argmax()))
-            feed = torch.tensor([[tokens[-1]]])
-    return tokens
+    feed = torch.tensor(prompts)
+    model.generation_config.eos_token_id = None  # so that it goes on
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # its threads wait for one another at every little step
+    try:
+        out = model.generate(
+            feed,
+            attention_mask=torch.ones_like(feed),
+            max_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    finally:
+        torch.set_num_threads(threads)
+    return out[:, feed.shape[1] :].tolist()
 
 
 def forced_logits(model: Any, output: RequestOutput) -> np.ndarray:
@@ -138,16 +148,16 @@ def test_demo_model_equals_transformers(reference: Any, plain: list[RequestOutpu
         assert_greedy(forced_logits(reference, output), output.token_ids)
 
 
-@pytest.mark.parametrize("row", [0, 7])
 def test_demo_model_equals_transformers_decoding(
-    reference: Any, plain: list[RequestOutput], row: int
+    reference: Any, plain: list[RequestOutput]
 ) -> None:
-    output = plain[row]
-    theirs = reference_greedy(reference, output.prompt_token_ids, TOKENS)
-    if theirs != output.token_ids:
-        at = next(i for i in range(TOKENS) if theirs[i] != output.token_ids[i])
-        logits = forced_logits(reference, output)[at]
-        assert abs(logits[theirs[at]] - logits[output.token_ids[at]]) < CLOSE, at
+    outputs = [plain[1], plain[5]]
+    theirs = reference_greedy(reference, [one.prompt_token_ids for one in outputs], TOKENS)
+    for output, tokens in zip(outputs, theirs, strict=True):
+        if tokens != output.token_ids:
+            at = next(i for i in range(TOKENS) if tokens[i] != output.token_ids[i])
+            logits = forced_logits(reference, output)[at]
+            assert abs(logits[tokens[at]] - logits[output.token_ids[at]]) < CLOSE, at
 
 
 def test_demo_model_with_ngram(demo: Callable[..., Engine], plain: list[RequestOutput]) -> None:

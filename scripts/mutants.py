@@ -1,0 +1,322 @@
+"""Breaks the verification on purpose and requires the native tests to notice.
+
+Copies the sources to a temporary folder, builds the native tests there once and checks that they
+pass. Then, one mutant at a time: one exact replacement in one source file, a rebuild, the tests
+that should catch it, the replacement undone. Exits 1 where a mutant survives.
+
+    python scripts/mutants.py [--list] [--only NAME ...] [--jobs N] [--keep FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COPIED = ["CMakeLists.txt", "cmake", "include", "src", "tests/native"]
+# A mutant may well loop for ever, which is a failure too.
+TIME_LIMIT_S = 300
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One replacement in one file, and a part of the names of the tests that should fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = [
+    Mutant(
+        "tie_to_the_higher_id",
+        "src/cpu/body_vocab.h",
+        "best.index = i + __builtin_ctz(equal);",
+        "best.index = i + 31 - __builtin_clz(equal);",
+        "lossless_where",
+    ),
+    Mutant(
+        "bonus_from_the_wrong_row",
+        "src/decode/decoder.cpp",
+        ": s.tree_row + s.walk.node();\n  };",
+        ": s.tree_row + s.walk.node() - (s.draft.has_children(s.walk.node()) ? 0 : 1);\n  };",
+        "lossless",
+    ),
+    Mutant(
+        "noise_by_step",
+        "src/decode/decoder.cpp",
+        "s.length() + static_cast<std::int64_t>(s.walk.emitted().size());",
+        "s.counters.rounds + static_cast<std::int64_t>(s.walk.emitted().size());",
+        "lossless",
+    ),
+    Mutant(
+        "path_not_compacted",
+        "src/model/runner.cpp",
+        "cache_.commit(id, path, moves_);\n  storage_.apply(moves_);",
+        "cache_.commit(id, path, moves_);",
+        "lossless",
+    ),
+    Mutant(
+        "kv_of_rejected_nodes_kept",
+        "src/decode/decoder.cpp",
+        "path.push_back(runner.scratch_of(s.tree_row + node));",
+        "path.push_back(runner.scratch_of(s.tree_row + static_cast<std::int64_t>(path.size())));\n"
+        "    (void)node;",
+        "lossless",
+    ),
+    Mutant(
+        "path_shifted_by_one",
+        "src/core/kv_cache.cpp",
+        "moves.push_back({group, scratch_slot(group, path[i]),",
+        "moves.push_back({group, scratch_slot(group, path[i == 0 ? 0 : i - 1]),",
+        "kv_cache",
+    ),
+    Mutant(
+        "draft_cache_not_rolled_back",
+        "src/decode/model_drafter.cpp",
+        "std::int64_t same = std::min(state.agreed, most);",
+        "std::int64_t same = most;",
+        "draft_model",
+    ),
+    Mutant(
+        "only_the_first_sibling",
+        "src/decode/verify.cpp",
+        "const std::int32_t child = tree_->child(node_, choice);",
+        "std::int32_t child = tree_->child(node_, choice);\n"
+        "  for (std::int32_t i = node_ + 1; i < child; ++i) {\n"
+        "    if (tree_->parents()[static_cast<std::size_t>(i)] == node_) child = -2;\n"
+        "  }",
+        "lossless",
+    ),
+    Mutant(
+        "accepted_without_a_check",
+        "src/decode/verify.cpp",
+        "const std::int32_t child = tree_->child(node_, choice);",
+        "std::int32_t child = -2;\n"
+        "  for (std::int32_t i = static_cast<std::int32_t>(tree_->size()) - 1; i > node_; --i) {\n"
+        "    if (tree_->parents()[static_cast<std::size_t>(i)] == node_) child = i;\n"
+        "  }",
+        "lossless",
+    ),
+    Mutant(
+        "child_of_another_node",
+        "src/core/draft_tree.cpp",
+        "if (parents_[i] == node && tokens_[i] == token) return i;",
+        "if (parents_[i] >= node && tokens_[i] == token) return i;",
+        "walk_",
+    ),
+    Mutant(
+        "stop_ignored_inside_an_accepted_run",
+        "src/decode/verify.cpp",
+        "if (is_stop) {",
+        "if (is_stop && tree_->child(node_, choice) < 0) {",
+        "decoder_stop",
+    ),
+    Mutant(
+        "stop_counts_only_first_in_a_round",
+        "src/decode/decoder.cpp",
+        "s.walk.step(choice, s.is_stop(choice));",
+        "s.walk.step(choice, s.walk.emitted().empty() && s.is_stop(choice));",
+        "decoder_",
+    ),
+    Mutant(
+        "length_before_stop",
+        "src/decode/decoder.cpp",
+        "if (s.walk.end() == WalkEnd::stop) s.finish = Finish::stop;",
+        "if (s.walk.end() == WalkEnd::stop)\n"
+        "    s.finish = s.tokens_left() == 0 ? Finish::length : Finish::stop;",
+        "decoder_stop_and_length",
+    ),
+    Mutant(
+        "tree_depth_by_node",
+        "src/model/runner.cpp",
+        "positions_[row] = root + tree.depths()[node];",
+        "positions_[row] = root + 1 + static_cast<std::int32_t>(node);",
+        "forward_tree",
+    ),
+    Mutant(
+        "siblings_see_each_other",
+        "src/model/runner.cpp",
+        "if (parent != DraftTree::kRoot) {\n"
+        "      const auto parent_row = static_cast<std::size_t>(first + parent);",
+        "if (i > 0) {\n      const auto parent_row = static_cast<std::size_t>(first + i - 1);",
+        "forward_tree",
+    ),
+    Mutant(
+        "shared_block_not_copied",
+        "src/core/kv_cache.cpp",
+        "moves.push_back({group, static_cast<std::int32_t>(old * layout_.block_size),",
+        "if (old < 0) moves.push_back({group, static_cast<std::int32_t>(old * layout_.block_size),",
+        "kv_cache",
+    ),
+    Mutant(
+        "draft_beyond_max_tokens",
+        "src/decode/verify.cpp",
+        "if (static_cast<std::int64_t>(emitted_.size()) == limit_) {",
+        "if (static_cast<std::int64_t>(emitted_.size()) > limit_) {",
+        "decoder_max_tokens",
+    ),
+    Mutant(
+        "cut_rounds_counted_as_whole",
+        "src/decode/sequence.cpp",
+        "return sequence.pruned || sequence.walk.end() != WalkEnd::mismatch;",
+        "return sequence.walk.end() != WalkEnd::mismatch;",
+        "counters",
+    ),
+    Mutant(
+        "one_logit_slice_only",
+        "src/decode/decoder.cpp",
+        "while (waits_here(*s)) {",
+        "if (waits_here(*s)) {",
+        "lossless",
+    ),
+    Mutant(
+        "rounding_depends_on_rows",
+        "src/model/forward.cpp",
+        "attention.round_output = round;",
+        "attention.round_output = round && rows_ > 1;",
+        "forward_row",
+    ),
+]
+
+
+def run(command: list[str], limit: float | None = None) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=limit,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, f"no end within {limit:.0f} s")
+
+
+def tool(name: str) -> str:
+    """The tool beside this Python, as pip installs it, or the one on PATH."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        sys.exit(f"[{name}] expected beside {sys.executable} or on PATH, got none")
+    return found
+
+
+class Tree:
+    """A copy of the sources with a build folder."""
+
+    def __init__(self, folder: Path, jobs: int) -> None:
+        self.source = folder / "source"
+        self.build = folder / "build"
+        self.jobs = jobs
+        for name in COPIED:
+            origin, target = ROOT / name, self.source / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if origin.is_dir():
+                shutil.copytree(origin, target, dirs_exist_ok=True)
+            else:
+                shutil.copy2(origin, target)
+
+    def configure(self) -> None:
+        done = run(
+            [
+                tool("cmake"),
+                *("-S", str(self.source), "-B", str(self.build), "-G", "Ninja"),
+                f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+                "-DCMAKE_BUILD_TYPE=None",
+                "-DCMAKE_CXX_FLAGS=-O1",
+                "-DSPECRT_TESTS=ON",
+            ]
+        )
+        if done.returncode != 0:
+            sys.exit(f"cmake failed:\n{done.stdout}")
+
+    def compile(self) -> subprocess.CompletedProcess[str]:
+        return run([tool("ninja"), "-C", str(self.build), f"-j{self.jobs}", "specrt_tests"])
+
+    def test(self, part: str | None) -> subprocess.CompletedProcess[str]:
+        program = self.build / "tests" / "native" / "specrt_tests"
+        return run([str(program), *([part] if part else [])], TIME_LIMIT_S)
+
+
+def try_mutant(tree: Tree, mutant: Mutant) -> tuple[bool, str]:
+    """Whether the tests caught it, and how."""
+    path = tree.source / mutant.file
+    text = path.read_text(encoding="utf-8")
+    count = text.count(mutant.old)
+    if count != 1:
+        sys.exit(f"[{mutant.name}] expected its text once in {mutant.file}, got {count} times")
+    path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        built = tree.compile()
+        if built.returncode != 0:
+            sys.exit(f"[{mutant.name}] expected a mutant that compiles, got\n{built.stdout}")
+        done = tree.test(mutant.tests)
+    finally:
+        path.write_text(text, encoding="utf-8")
+    if done.returncode == 0:
+        return False, "every test passed"
+    failed = [line[7:] for line in done.stdout.splitlines() if line.startswith("FAILED ")]
+    if failed:
+        return True, failed[0] + (f" and {len(failed) - 1} more" if len(failed) > 1 else "")
+    if done.returncode == 1:
+        sys.exit(f"[{mutant.name}] expected tests named *{mutant.tests}*, got\n{done.stdout}")
+    return True, f"exit status {done.returncode}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--list", action="store_true", help="print the mutants' names")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these mutants alone")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="compilations at once"
+    )
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="work there and leave it")
+    options = parser.parse_args()
+    names = [mutant.name for mutant in MUTANTS]
+    if options.list:
+        print("\n".join(names))
+        return 0
+    unknown = sorted(set(options.only or []) - set(names))
+    if unknown:
+        parser.error(f"[--only] expected names that --list prints, got {', '.join(unknown)}")
+    chosen = [mutant for mutant in MUTANTS if not options.only or mutant.name in options.only]
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.keep or Path(temporary)
+        tree = Tree(folder, options.jobs)
+        tree.configure()
+        built = tree.compile()
+        if built.returncode != 0:
+            sys.exit(f"the sources do not build:\n{built.stdout}")
+        # Every filter that is used has to pass, and to match something, on the sources as they are.
+        for part in sorted({mutant.tests for mutant in chosen}):
+            done = tree.test(part)
+            if done.returncode != 0:
+                sys.exit(f"the sources themselves fail *{part}*:\n{done.stdout}")
+        survivors = 0
+        for mutant in chosen:
+            start = time.monotonic()
+            caught, how = try_mutant(tree, mutant)
+            survivors += not caught
+            state = "caught" if caught else "SURVIVED"
+            print(
+                f"{mutant.name:36} {state:9} {time.monotonic() - start:5.0f} s  {how}", flush=True
+            )
+    print(f"{len(chosen) - survivors} of {len(chosen)} mutants caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

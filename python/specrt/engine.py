@@ -133,8 +133,13 @@ class Engine:
         draft: Opened | None = None
         try:
             if isinstance(spec, DraftModel):
+                # Rope factors of some families depend on the length: the target's, where both can.
+                own_limit = opened.shape.config.max_position_embeddings
                 draft = open_target(
-                    spec.model, tokenizer=spec.tokenizer, dtype=spec.dtype, max_model_len=None
+                    spec.model,
+                    tokenizer=spec.tokenizer,
+                    dtype=spec.dtype,
+                    max_model_len=min(max_model_len or own_limit, own_limit),
                 )
                 _check_same_vocabulary(opened, draft)
             sizes = plan_sizes(

@@ -22,10 +22,10 @@ struct Result {
 // The target chooses choices[i] at the i-th node it comes to.
 Result walk(const DraftTree& tree, const Ints& choices, std::int64_t limit, TokenId stop = -1) {
   TreeWalk out;
-  out.start(tree, limit);
+  out.start(limit);
   for (const TokenId choice : choices) {
     if (!out.running()) break;
-    out.step(choice, choice == stop);
+    out.step(choice, tree.child(out.node(), choice), choice == stop);
   }
   return {out.emitted(), out.path(), out.end()};
 }
@@ -71,17 +71,17 @@ TEST(walk_takes_any_sibling_and_only_the_chosen_one) {
 TEST(walk_says_which_node_decides_next) {
   const DraftTree tree = sample();
   TreeWalk out;
-  out.start(tree, 10);
+  out.start(10);
   CHECK_EQ(out.node(), DraftTree::kRoot);
-  out.step(5, false);
+  out.step(5, tree.child(out.node(), 5), false);
   CHECK_EQ(out.node(), 0);
-  out.step(9, false);
+  out.step(9, tree.child(out.node(), 9), false);
   CHECK_EQ(out.node(), 4);
   CHECK(out.running());
-  out.step(1, false);
+  out.step(1, tree.child(out.node(), 1), false);
   CHECK_EQ(out.node(), 4);
   CHECK(!out.running());
-  out.start(tree, 1);  // starts afresh
+  out.start(1);  // starts afresh
   CHECK(out.running() && out.emitted().empty() && out.path().empty());
   CHECK_EQ(out.node(), DraftTree::kRoot);
 }
@@ -120,10 +120,10 @@ TEST(walk_path_and_tokens_agree) {
     const std::int64_t limit = 1 + random() % 6;
     const auto stop = static_cast<TokenId>(random() % 16);
     TreeWalk out;
-    out.start(tree, limit);
+    out.start(limit);
     while (out.running()) {
       const auto choice = static_cast<TokenId>(random() % 12);
-      out.step(choice, choice == stop);
+      out.step(choice, tree.child(out.node(), choice), choice == stop);
     }
     CHECK_EQ(out.emitted().size(), out.path().size() + 1);
     CHECK(std::ssize(out.emitted()) <= limit);

@@ -238,6 +238,14 @@ def test_scaling_is_that_of_transformers(
     )
 
 
+def test_windows_that_no_text_can_outgrow(tmp_path: Path) -> None:
+    for model_type in ("mistral", "phi3"):
+        path = tiny.tiny_family(tmp_path / model_type, model_type, sliding_window=2047)
+        assert config_of(path).windows == (2047,) * 4
+        for window in (2048, 262144, None):
+            assert config_of(path, sliding_window=window, layer_types=...).windows == ()
+
+
 def test_no_kind_of_scaling_equals_another(tmp_path: Path) -> None:
     path = tiny.tiny_family(tmp_path, "llama")
     ropes = [{"rope_type": "default", "rope_theta": 10000.0}, LINEAR, YARN, LLAMA3]

@@ -11,7 +11,15 @@ from typing import Any
 
 from ..errors import LoadError
 from . import gemma, phi
-from .family import FAMILIES, LLAMA_NAMES, decoder, family, layer_windows, names_without
+from .family import (
+    FAMILIES,
+    LLAMA_NAMES,
+    decoder,
+    family,
+    layer_windows,
+    names_without,
+    uniform_windows,
+)
 from .fields import ModelFields
 from .hf_config import HfConfig
 
@@ -82,7 +90,7 @@ def mistral(hf: HfConfig) -> ModelFields:
             f"[{hf.where} layer_types] expected {kind!r} in every layer, as sliding_window "
             f"{window} says, got {next(one for one in types if one != kind)!r}"
         )
-    return replace(fields, windows=() if window is None else (window,) * fields.num_layers)
+    return replace(fields, windows=uniform_windows(fields, window))
 
 
 def _qwen_windows(hf: HfConfig, layers: int) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ __all__ = [
     "family",
     "layer_windows",
     "names_without",
+    "uniform_windows",
 ]
 
 Reader = Callable[[HfConfig], ModelFields]
@@ -140,6 +141,13 @@ def layer_windows(
             f"{kinds.index('sliding_attention')}, got none"
         )
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def uniform_windows(fields: ModelFields, window: int | None) -> tuple[int, ...]:
+    """The same window in every layer, () for none and for one that no text can outgrow."""
+    if window is None or window >= fields.max_position_embeddings:
+        return ()
+    return (window,) * fields.num_layers
 
 
 LLAMA_NAMES = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from .family import decoder, family, names_without
+from .family import decoder, family, names_without, uniform_windows
 from .fields import ModelFields
 from .hf_config import HfConfig
 from .rope_config import read_rope
@@ -38,5 +38,4 @@ def phi3(hf: HfConfig) -> ModelFields:
         original_positions=hf.integer("original_max_position_embeddings", 4096),
     )
     fields = decoder(hf, "phi3", eps=1e-5, positions=4096, rope=rope)
-    window = hf.window("sliding_window", None)
-    return replace(fields, windows=() if window is None else (window,) * fields.num_layers)
+    return replace(fields, windows=uniform_windows(fields, hf.window("sliding_window", None)))

@@ -41,6 +41,10 @@ std::int64_t KvLayout::blocks_of(std::size_t group, std::int64_t positions) cons
   return std::min(all, (window + scratch_slots + block_size - 1) / block_size + 1);
 }
 
+bool KvLayout::has_window() const {
+  return std::any_of(groups.begin(), groups.end(), [](const KvGroup& g) { return g.window > 0; });
+}
+
 void KvLayout::set_blocks(std::int64_t blocks, std::int64_t sequences) {
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const std::int64_t most = blocks_of(g, blocks * block_size);
@@ -68,6 +72,9 @@ void KvLayout::check() const {
 
 KvCache::KvCache(const KvLayout& layout) : layout_(layout) {
   layout_.check();
+  // A block that leaves one sequence's window is not free while another shares it, so a promise of
+  // room could not be kept: with windows nothing is shared.
+  if (layout_.has_window()) layout_.prefix_reuse = false;
   pools_.resize(layout_.groups.size());
   for (std::size_t g = 0; g < pools_.size(); ++g) {
     const std::int64_t blocks = layout_.groups[g].num_blocks;
@@ -110,13 +117,18 @@ std::int64_t KvCache::owed_with(const Sequence& sequence, std::int64_t group, st
                                 std::int64_t length) const {
   const auto g = static_cast<std::size_t>(group);
   const auto& table = sequence.tables[g];
-  const auto entries = static_cast<std::int64_t>(blocks);
-  std::int64_t taken = entries - std::min(entries, sequence.holes[g]);
+  auto entries = static_cast<std::int64_t>(blocks);
+  std::int64_t held = entries - std::min(entries, sequence.holes[g]);
   if (blocks > 0 && length % layout_.block_size != 0) {
     const std::int32_t last = table[static_cast<std::size_t>(length / layout_.block_size)];
-    if (last >= 0 && pools_[g].references[static_cast<std::size_t>(last)] > 1) --taken;
+    if (last >= 0 && pools_[g].references[static_cast<std::size_t>(last)] > 1) {
+      --entries;
+      --held;
+    }
   }
-  return std::max<std::int64_t>(0, sequence.reserved[g] - taken);
+  // What it takes to the end, and of that no more than it ever holds at once.
+  return std::max<std::int64_t>(
+      0, std::min(sequence.reserved[g] - held, sequence.reserved_entries - entries));
 }
 
 // Blocks that may still be promised or taken without a promise.
@@ -153,6 +165,7 @@ KvCache::Sequence& KvCache::enter(SequenceId id, std::int64_t reserved_length) {
   Sequence sequence;
   sequence.tables.resize(pools_.size());
   sequence.holes.resize(pools_.size());
+  sequence.reserved_entries = blocks_for(reserved_length);
   for (std::size_t g = 0; g < pools_.size(); ++g) {
     sequence.reserved.push_back(layout_.blocks_of(g, reserved_length));
     sequence.tables[g].reserve(static_cast<std::size_t>(blocks_for(reserved_length)));
@@ -245,6 +258,9 @@ void KvCache::forget(std::int64_t node) {
 }
 
 void KvCache::fork(SequenceId parent, SequenceId child, std::int64_t reserved_length) {
+  if (layout_.has_window()) {
+    throw UnsupportedError("[fork] expected a cache without windowed groups, got one with");
+  }
   if (contains(child)) {
     throw InvalidArgument(expected_got("sequence", "a new id", std::to_string(child)));
   }
@@ -257,10 +273,14 @@ void KvCache::fork(SequenceId parent, SequenceId child, std::int64_t reserved_le
     table.resize(static_cast<std::size_t>(
         std::min<std::int64_t>(static_cast<std::int64_t>(table.size()), blocks_for(copy.length))));
     const std::int64_t held = static_cast<std::int64_t>(table.size()) - copy.holes[g];
+    copy.reserved_entries = blocks_for(std::max(reserved_length, source.length));
     copy.reserved[g] =
         std::max(layout_.blocks_of(g, std::max(reserved_length, source.length)), held);
     // Both may have to copy the shared partial block, so each is owed one more for it.
-    const std::int64_t need = copy.reserved[g] - held + (partial ? 2 : 0);
+    const std::int64_t need =
+        std::min(copy.reserved[g] - held,
+                 copy.reserved_entries - static_cast<std::int64_t>(table.size())) +
+        (partial ? 2 : 0);
     if (need > room(g)) {
       throw CapacityError(expected_got("kv cache", std::to_string(need) + " blocks available",
                                        std::to_string(room(g))));

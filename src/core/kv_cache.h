@@ -33,11 +33,13 @@ struct KvLayout {
   std::int64_t block_size = 16;
   std::int64_t scratch_slots = 0;  ///< for draft nodes, after the blocks' slots, in every group;
                                    ///< no pass writes more positions of a sequence than this
-  bool prefix_reuse = false;       ///< keep full blocks of ended sequences for later prompts
+  bool prefix_reuse = false;       ///< keep full blocks of ended sequences for later prompts; never
+                                   ///< where a group has a window
   std::vector<KvGroup> groups;
   std::int64_t bytes_per_block() const;  ///< one block in every group
   std::int64_t scratch_bytes() const;
   std::int64_t bytes() const;
+  bool has_window() const;
   /// Blocks of a group that a sequence of so many positions holds at most.
   std::int64_t blocks_of(std::size_t group, std::int64_t positions) const;
   /// Sizes every group so that `blocks` blocks of positions fit, in `sequences` sequences at most.
@@ -80,7 +82,7 @@ class KvCache {
   /// Blocks that only the prefix index holds, the fewest of all groups.
   std::int64_t remembered_blocks() const;
 
-  /// `child` starts with all of the parent's positions, sharing its blocks.
+  /// `child` starts with all of the parent's positions, sharing its blocks. Not with windows.
   void fork(SequenceId parent, SequenceId child, std::int64_t reserved_length);
 
   void remove(SequenceId id);
@@ -122,7 +124,8 @@ class KvCache {
  private:
   struct Sequence {
     std::int64_t length = 0;
-    std::vector<std::int64_t> reserved;             // blocks, a group each
+    std::int64_t reserved_entries = 0;              // of a table, to the length set aside
+    std::vector<std::int64_t> reserved;             // blocks held at once, a group each
     std::vector<std::vector<std::int32_t>> tables;  // a group each; -1: left the window
     std::vector<std::int64_t> holes;                // leading -1s, a group each
     std::int64_t prefix_node = PrefixIndex::kRoot;  // of the last remembered block

@@ -93,7 +93,7 @@ class World {
   void step() {
     const std::int64_t dice = below(20);
     if (texts_.empty() || (dice < 3 && texts_.size() < 6)) return add();
-    if (dice < 5 && texts_.size() < 6) return fork();
+    if (dice < 5 && texts_.size() < 6 && !cache_.layout().has_window()) return fork();
     if (dice < 10) return extend();
     if (dice < 15) return commit();
     if (dice < 18) return truncate();
@@ -264,7 +264,8 @@ class World {
         left.erase(at);
         continue;
       }
-      const std::int64_t to = length + 1 + below(reserved - length);
+      // No pass writes more than there are scratch slots.
+      const std::int64_t to = length + 1 + below(std::min(reserved - length, kScratch));
       trial.prepare(*at, to, moves);
       trial.advance(*at, to);
     }

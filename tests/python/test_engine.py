@@ -1,4 +1,4 @@
-"""`Engine` as its callers meet it: prompts, streams, threads, errors, memory, its end."""
+"""`Engine` as its callers meet it: prompts, streams, threads, errors, settings, its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from helpers import Counting, assert_identities, assert_same, fingerprint, greed
 
 import specrt
 from specrt import (
-    CapacityError,
     Engine,
     InvalidArgumentError,
     LoadError,
@@ -326,66 +325,6 @@ def finish(stream: Any) -> specrt.RequestOutput:
             return end.value
 
 
-# Capacity and memory.
-
-
-def test_request_that_can_never_fit(l2: Path) -> None:
-    one_request = specrt.plan(l2, max_model_len=32, max_batch_size=1, block_size=16).target_kv_cache
-    with Engine(
-        l2, max_model_len=160, max_batch_size=4, kv_cache_bytes=one_request, threads=1
-    ) as engine:
-        room = engine.memory.kv_cache_tokens
-        assert 16 <= room < 100
-        for prompt, count in (([1] * 100, 5), ([1], 159)):
-            message = rf"\[kv_cache_bytes\].*{min(len(prompt) + count, 160) - 1}.*{room}"
-            with pytest.raises(CapacityError, match=message):
-                engine.generate(prompt, greedy(count))
-            with pytest.raises(CapacityError):
-                engine.generate([[1], prompt], greedy(count))
-            with pytest.raises(CapacityError):
-                engine.stream(prompt, greedy(count))
-        # As much as there is, exactly; several of them wait for one another.
-        outputs = engine.generate([[1]] * 5, greedy(room))
-        assert [len(one.token_ids) for one in outputs] == [room] * 5
-        assert engine._decoder.free_kv_tokens == room
-
-
-def test_cache_too_small_for_anything(l2: Path) -> None:
-    with pytest.raises(CapacityError, match=r"\[kv_cache_bytes\] expected at least \d+.*got 1000"):
-        Engine(l2, kv_cache_bytes=1000, **SMALL)
-    with pytest.raises(CapacityError, match=r"\[kv_cache_bytes\]"):
-        specrt.plan(l2, kv_cache_bytes=1000, max_model_len=160)
-
-
-@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
-def test_plan_is_what_the_engine_takes(l2: Path, l2_other: Path, drafter: str) -> None:
-    given: Any = {"none": None, "ngram": "ngram", "model": l2_other}[drafter]
-    for dtype in ("float32", "bfloat16"):
-        for options in (
-            {},
-            {"max_model_len": 100, "max_batch_size": 3},
-            {"max_model_len": 100, "kv_cache_bytes": 3_000_000},
-            {"block_size": 7, "max_num_batched_tokens": 33, "max_model_len": 50},
-        ):
-            plan = specrt.plan(l2, given, dtype=dtype, **options)
-            with Engine(l2, given, dtype=dtype, threads=1, **options) as engine:
-                assert engine.memory == plan
-                assert plan.total > plan.target_weights > 0
-                engine.generate([[1] * 20] * 3, greedy(10))
-                assert engine.memory == plan  # running takes no more
-            if "kv_cache_bytes" in options:
-                assert 0 < plan.kv_cache <= options["kv_cache_bytes"]
-            assert (plan.drafter_kv_cache > 0) == (drafter == "model")
-            assert (plan.drafter_weights > 0) == (drafter == "model")
-
-
-def test_plan_of_a_saved_file(l2: Path, tmp_path: Path) -> None:
-    path = tmp_path / "l2.specrt"
-    with Engine(l2, **SMALL) as engine:
-        engine.save(path)
-        assert specrt.plan(path, max_model_len=160, max_batch_size=8) == engine.memory
-
-
 # Errors of models, and what comes after errors.
 
 
@@ -602,124 +541,6 @@ def test_engine_of_nothing() -> None:
     for target in (None, 3, object()):
         with pytest.raises((LoadError, InvalidArgumentError)):
             Engine(target)
-
-
-# Long lives.
-
-
-def test_three_hundred_mixed_requests(l2: Path, l2_close: Path) -> None:
-    draw = np.random.default_rng(8)
-    options = {**SMALL, "kv_cache_bytes": 2_000_000, "check_invariants": True}
-    with Engine(l2, DraftModel(model=l2_close), block_size=4, **options) as engine:
-        free = engine._decoder.free_kv_tokens
-
-        def one() -> tuple[list[int], SamplingParams]:
-            prompt = draw.integers(0, 256, draw.integers(1, 60)).tolist()
-            more: dict[str, Any] = [
-                {},
-                {"temperature": 1.0},
-                {"temperature": 1.0, "stop": ["e", "\ufffd"]},
-                {"stop_token_ids": draw.integers(0, 256, 30).tolist()},
-                {"logprobs": 2, "top_p": 0.9, "temperature": 0.7},
-            ][draw.integers(5)]
-            count = int(draw.integers(0, 40))
-            return prompt, SamplingParams(max_tokens=count, seed=int(draw.integers(9)), **more)
-
-        for turn in range(60):
-            batch = [one() for _ in range(4)]
-            engine.generate([p for p, _ in batch], [s for _, s in batch])
-            stream = engine.stream(*one())
-            for _ in range(turn % 4):
-                next(stream, None)
-            stream.close()
-        assert engine._decoder.free_kv_tokens == free
-        last = [one() for _ in range(8)]
-        outputs = engine.generate([p for p, _ in last], [s for _, s in last])
-    with Engine(l2, DraftModel(model=l2_close), block_size=4, **options) as fresh:
-        expected = fresh.generate([p for p, _ in last], [s for _, s in last])
-    assert_same(outputs, expected, "last")
-    for output, other in zip(outputs, expected, strict=True):
-        assert output.metrics.drafted_tokens == other.metrics.drafted_tokens
-        assert output.metrics.accepted_tokens == other.metrics.accepted_tokens
-
-
-def test_fifty_engines_in_one_process(l2: Path, l2_close: Path) -> None:
-    seen = set()
-    threads = threading.active_count()
-    for turn in range(50):
-        engine = Engine(
-            l2,
-            DraftModel(model=l2_close),
-            max_model_len=64,
-            max_batch_size=1,
-            threads=1 + turn % 2,
-        )
-        output = engine.generate([1, 2, 3], greedy(40))
-        metrics = output.metrics
-        seen.add((tuple(output.token_ids), metrics.drafted_tokens, metrics.accepted_tokens))
-        if turn % 2:
-            engine.close()
-        del engine
-    assert len(seen) == 1
-    assert threading.active_count() == threads
-
-
-# Saved files.
-
-
-def test_save_and_map_again(l2: Path, tmp_path: Path) -> None:
-    prompts = ["abcabc", [1, 2, 3], "x"]
-    params = [greedy(40, logprobs=2), greedy(40, temperature=1.0, seed=2), greedy(5)]
-    for dtype in ("float32", "bfloat16"):
-        path = tmp_path / f"{dtype}.specrt"
-        with Engine(l2, dtype=dtype, **SMALL) as engine:
-            expected = engine.generate(prompts, params)
-            engine.save(path)
-            first = path.read_bytes()
-            engine.save(path)  # over itself
-            assert path.read_bytes() == first
-        for isa in specrt.available_cpu_isas():
-            with (
-                Engine(l2, dtype=dtype, cpu_isa=isa, **SMALL) as loaded,
-                Engine(path, "ngram", tokenizer=l2, cpu_isa=isa, **SMALL) as mapped,
-            ):
-                assert mapped.dtype == dtype
-                wanted = loaded.generate(prompts, params)
-                assert_same(mapped.generate(prompts, params), wanted, (dtype, isa))
-        with Engine(path, DraftModel(model=path), tokenizer=l2, **SMALL) as both:
-            assert_same(both.generate(prompts, params), expected, "drafts for itself")
-        with Engine(path, **SMALL) as bare:
-            assert bare.generate([1, 2, 3], params[1]).token_ids == expected[1].token_ids
-
-
-def test_saved_file_keeps_end_tokens(tmp_path: Path) -> None:
-    model = tiny.tiny_llama(tmp_path / "eos", vocab=64, eos_token_id=[5, 9, 11, 30])
-    params = SamplingParams(max_tokens=100, temperature=2.0, seed=1)
-    with Engine(model, **SMALL) as engine:
-        expected = engine.generate([1], params)
-        engine.save(tmp_path / "eos.specrt")
-    assert expected.finish_reason == "stop"
-    with Engine(tmp_path / "eos.specrt", **SMALL) as engine:
-        assert_same([engine.generate([1], params)], [expected], "saved")
-
-
-def test_save_refuses(l2: Path, tmp_path: Path) -> None:
-    with Engine(l2, **SMALL) as engine:
-        with pytest.raises(InvalidArgumentError, match=r"\.specrt"):
-            engine.save(tmp_path / "model.bin")
-        with pytest.raises(LoadError):
-            engine.save(tmp_path / "no" / "such" / "folder.specrt")
-        path = tmp_path / "l2.specrt"
-        engine.save(path)
-    for dtype in ("bfloat16", "bf16"):
-        with pytest.raises(LoadError, match="float32"):
-            Engine(path, dtype=dtype, **SMALL)
-    data = path.read_bytes()
-    for size in (0, 10, 100, len(data) // 2, len(data) - 1):
-        path.write_bytes(data[:size])
-        with pytest.raises(LoadError):
-            Engine(path, **SMALL)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["l2.specrt"]
 
 
 # Importing.

@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "specrt/cpu.h"
 #include "specrt/draft_tree.h"
@@ -61,6 +62,15 @@ struct SPECRT_API NgramOptions {
 /// that occurred earlier; the draft is what followed it. (Saxena 2023, "prompt lookup decoding".)
 SPECRT_API std::shared_ptr<Drafter> make_ngram_drafter(const NgramOptions& options = {});
 
+/// How a draft model of another vocabulary understands the target's tokens. Only tokens that both
+/// know can be drafted; the rest of the context reaches the draft model as its own tokens of the
+/// same text.
+struct SPECRT_API VocabularyMap {
+  std::vector<TokenId> draft_of_target;           ///< -1: the draft model has no such token
+  /// For target tokens without one: the draft model's tokens of their text, by target id.
+  std::vector<std::vector<TokenId>> pieces;
+};
+
 struct SPECRT_API DraftModelOptions {
   std::int64_t kv_cache_bytes = 0;
   std::int64_t max_model_len = 0;  ///< 0: the draft model's own
@@ -73,11 +83,11 @@ struct SPECRT_API DraftModelOptions {
   std::string cpu_isa = "auto";
 };
 
-/// A smaller model with the target's vocabulary drafts a chain (Leviathan et al. 2211.17192).
-/// Where the request samples, it reads the target's noise, so that both agree as often as they
-/// can. Ids beyond `target_vocab_size` are never proposed.
-SPECRT_API std::shared_ptr<Drafter> make_model_drafter(const Model& model,
-                                                       std::int64_t target_vocab_size,
-                                                       const DraftModelOptions& options);
+/// A smaller model drafts a chain (Leviathan et al. 2211.17192). Where the request samples, it reads
+/// the target's noise, so that both agree as often as they can. Ids beyond `target_vocab_size` are
+/// never proposed. Without `vocabulary` both have the same tokens under the same ids.
+SPECRT_API std::shared_ptr<Drafter> make_model_drafter(
+    const Model& model, std::int64_t target_vocab_size, const DraftModelOptions& options,
+    std::shared_ptr<const VocabularyMap> vocabulary = nullptr);
 
 }  // namespace specrt

@@ -90,7 +90,9 @@ void bind_drafter(py::module_& module) {
       "make_model_drafter",
       [](const Model& model, std::int64_t target_vocab_size, std::int64_t kv_cache_bytes,
          std::int64_t max_model_len, int max_batch_size, int max_rows, int block_size,
-         bool enable_prefix_caching, std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa) {
+         bool enable_prefix_caching,
+         std::optional<std::pair<std::vector<TokenId>, std::vector<std::vector<TokenId>>>> vocabulary,
+         std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa) {
         DraftModelOptions options;
         options.kv_cache_bytes = kv_cache_bytes;
         options.max_model_len = max_model_len;
@@ -100,12 +102,19 @@ void bind_drafter(py::module_& module) {
         options.enable_prefix_caching = enable_prefix_caching;
         options.team = std::move(team);
         options.cpu_isa = cpu_isa;
+        std::shared_ptr<VocabularyMap> map;
+        if (vocabulary) {
+          map = std::make_shared<VocabularyMap>();
+          map->draft_of_target = std::move(vocabulary->first);
+          map->pieces = std::move(vocabulary->second);
+        }
         const py::gil_scoped_release released;
-        return make_model_drafter(model, target_vocab_size, options);
+        return make_model_drafter(model, target_vocab_size, options, map);
       },
       py::arg("model"), py::kw_only(), py::arg("target_vocab_size"), py::arg("kv_cache_bytes"),
       py::arg("max_model_len"), py::arg("max_batch_size"), py::arg("max_rows"),
-      py::arg("block_size"), py::arg("enable_prefix_caching"), py::arg("team"), py::arg("cpu_isa"));
+      py::arg("block_size"), py::arg("enable_prefix_caching"), py::arg("vocabulary") = py::none(),
+      py::arg("team"), py::arg("cpu_isa"));
 
   module.def(
       "make_python_drafter",

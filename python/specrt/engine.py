@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import threading
+import warnings
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
@@ -26,6 +27,7 @@ from .planning import (
 from .request import Request, request_output
 from .sampling import SamplingParams
 from .structured import Grammar
+from .text import VocabularyMap, map_vocabulary
 
 if TYPE_CHECKING:
     from .outputs import Increment, RequestOutput
@@ -131,6 +133,7 @@ class Engine:
         self._running: dict[int, Request] = {}
         opened = open_target(target, tokenizer=tokenizer, dtype=dtype, max_model_len=max_model_len)
         draft: Opened | None = None
+        vocabulary: VocabularyMap | None = None
         try:
             if isinstance(spec, DraftModel):
                 # Rope factors of some families depend on the length: the target's, where both can.
@@ -141,7 +144,7 @@ class Engine:
                     dtype=spec.dtype,
                     max_model_len=min(max_model_len or own_limit, own_limit),
                 )
-                _check_same_vocabulary(opened, draft)
+                vocabulary = _vocabulary_map(opened, draft)
             sizes = plan_sizes(
                 opened.shape,
                 draft.shape if draft else None,
@@ -169,7 +172,7 @@ class Engine:
             check_invariants=check_invariants,
         )
         self._drafter = _make_drafter(
-            spec, draft_model, opened, sizes, enable_prefix_caching, team, isa
+            spec, draft_model, vocabulary, opened, sizes, enable_prefix_caching, team, isa
         )
         self.verification: str = verification
         self._grammar: Grammar | None = None
@@ -601,26 +604,43 @@ def _check_conversation(value: Any) -> None:
         )
 
 
-def _check_same_vocabulary(target: Opened, draft: Opened) -> None:
+def _vocabulary_map(target: Opened, draft: Opened) -> VocabularyMap | None:
+    """None where both have the same tokens under the same ids.
+
+    Raises InvalidArgumentError where nothing is shared, or where that cannot be known.
+    """
     sizes = (target.shape.config.vocab_size, draft.shape.config.vocab_size)
-    difference = None
-    if target.tokenizer is not None and draft.tokenizer is not None:
-        difference = target.tokenizer.same_vocabulary(draft.tokenizer)
-        own = (target.tokenizer.vocab_size, draft.tokenizer.vocab_size)
-        if difference is None and own[0] != own[1]:
-            difference = f"the tokenizers know {own[0]} and {own[1]} tokens"
-    elif sizes[0] != sizes[1]:
-        difference = "without both tokenizers the sizes must be equal"
-    if difference is not None:
+    if target.tokenizer is None or draft.tokenizer is None:
+        if sizes[0] == sizes[1]:
+            return None
         raise InvalidArgumentError(
             f"[drafter] expected a draft model with the target's vocabulary of {sizes[0]} tokens, "
-            f"got one of {sizes[1]}: {difference}"
+            f"got one of {sizes[1]}: without both tokenizers the sizes must be equal"
         )
+    difference = target.tokenizer.same_vocabulary(draft.tokenizer)
+    own = (target.tokenizer.vocab_size, draft.tokenizer.vocab_size)
+    if difference is None and own[0] != own[1]:
+        difference = f"the tokenizers know {own[0]} and {own[1]} tokens"
+    if difference is None:
+        return None
+    mapped = map_vocabulary(target.tokenizer, draft.tokenizer, sizes[0])
+    if mapped.shared == 0:
+        raise InvalidArgumentError(
+            f"[drafter] expected a draft model that shares tokens with the target's vocabulary of "
+            f"{sizes[0]}, got one of {sizes[1]} that shares none: {difference}"
+        )
+    warnings.warn(
+        f"the draft model has another vocabulary ({difference}); it drafts only the "
+        f"{mapped.shared} of {sizes[0]} target tokens that it knows",
+        stacklevel=3,
+    )
+    return mapped
 
 
 def _make_drafter(
     spec: AnyDrafter | None,
     draft_model: _core.Model | None,
+    vocabulary: VocabularyMap | None,
     target: Opened,
     sizes: Sizes,
     enable_prefix_caching: bool,
@@ -642,6 +662,9 @@ def _make_drafter(
             target_vocab_size=target.shape.config.vocab_size,
             **sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len),
             enable_prefix_caching=enable_prefix_caching,
+            vocabulary=(
+                None if vocabulary is None else (vocabulary.draft_of_target, vocabulary.pieces)
+            ),
             team=team,
             cpu_isa=isa,
         )

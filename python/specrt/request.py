@@ -121,13 +121,19 @@ class Request:
 
     def _add(self, text: str) -> bool:
         """Add text; True where it completes a stop text, which ends the output there."""
-        if not self._longest_stop or len(self.token_ids) < self.params.min_tokens:
+        if not self._longest_stop:
             if text:
                 self._emit(text)
             return False
+        old = len(self._tail)
         pending = self._tail + text
-        found = [(at, one) for one in self.params.stop_texts if (at := pending.find(one)) >= 0]
-        if found:
+        # What had ended before min_tokens is no stop any more: a stop text ends in the new text.
+        found = [
+            (at, one)
+            for one in self.params.stop_texts
+            if (at := pending.find(one, max(0, old - len(one) + 1))) >= 0
+        ]
+        if found and len(self.token_ids) >= self.params.min_tokens:
             at, stop = min(found, key=lambda pair: (pair[0], -len(pair[1])))
             self.stop_reason = stop
             self._tail = ""

@@ -100,7 +100,7 @@ class SamplingParams:
             raise _wrong("stop_token_ids", "a list of integers", self.stop_token_ids)
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise _wrong("seed", "an integer in [0, 2**64)", self.seed)
-        for name in ("max_tokens", "top_k"):
+        for name in ("max_tokens", "min_tokens", "top_k"):
             if getattr(self, name) > _INT64:
                 raise _wrong(name, "at most 2**63 - 1", getattr(self, name))
         if self.logprobs is not None and self.logprobs < 0:
@@ -119,7 +119,7 @@ class SamplingParams:
         if bias is not None and not (
             isinstance(bias, Mapping)
             and all(_is_id(one) for one in bias)
-            and all(isinstance(one, (int, float)) for one in bias.values())
+            and all(_is_float(one) for one in bias.values())
         ):
             raise _wrong("logit_bias", "numbers by token id", bias)
         allowed = self.allowed_token_ids
@@ -188,8 +188,11 @@ class SamplingParams:
             stop_token_ids=stops,
             verification=verification,
             logprobs=-1 if self.logprobs is None else min(self.logprobs, 2**31 - 1),
+            # The prompt's are the same for every sample: the first one tells them.
             prompt_logprobs=(
-                -1 if self.prompt_logprobs is None else min(self.prompt_logprobs, 2**31 - 1)
+                -1
+                if self.prompt_logprobs is None or sample_index > 0
+                else min(self.prompt_logprobs, 2**31 - 1)
             ),
         )
 
@@ -208,6 +211,12 @@ _NUMBERS = (
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, float) or (
+        isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _INT64
+    )
 
 
 def _wrong(name: str, expected: str, got: Any) -> InvalidArgumentError:

@@ -28,8 +28,9 @@ void SamplingParams::check(std::int64_t vocab_size) const {
   require(min_p >= 0.0 && min_p <= 1.0, "min_p", "a number in [0, 1]", min_p);
   require(min_tokens >= 0 && min_tokens <= max_tokens, "min_tokens",
           "an integer from 0 to max_tokens = " + std::to_string(max_tokens), min_tokens);
-  require(repetition_penalty > 0.0 && std::isfinite(repetition_penalty), "repetition_penalty",
-          "a finite number > 0", repetition_penalty);
+  require(static_cast<float>(repetition_penalty) > 0.0f &&
+              std::isfinite(static_cast<float>(repetition_penalty)),
+          "repetition_penalty", "a finite number > 0, in float32", repetition_penalty);
   require(std::fabs(frequency_penalty) <= 100.0, "frequency_penalty", "a number in [-100, 100]",
           frequency_penalty);
   require(std::fabs(presence_penalty) <= 100.0, "presence_penalty", "a number in [-100, 100]",

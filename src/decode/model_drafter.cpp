@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -31,12 +32,16 @@ RunnerOptions runner_options(const DraftModelOptions& options) {
 /// is nothing to roll back in between, and positions are the drafter's own count.
 class ModelDrafter final : public Drafter {
  public:
-  ModelDrafter(const Model& model, std::int64_t target_vocab_size, const DraftModelOptions& options)
+  ModelDrafter(const Model& model, std::int64_t target_vocab_size,
+               const DraftModelOptions& options, std::shared_ptr<const VocabularyMap> map)
       : runner_(model, runner_options(options)),
-        chooser_(runner_.kernels(), model.config().vocab_size),
-        max_batch_size_(static_cast<std::size_t>(options.max_batch_size)),
-        vocab_(std::min(target_vocab_size, model.config().vocab_size)),
-        draft_vocab_(model.config().vocab_size) {}
+        map_(std::move(map)),
+        target_vocab_(target_vocab_size),
+        draft_vocab_(model.config().vocab_size),
+        chooser_(runner_.kernels(), std::max(target_vocab_, draft_vocab_)),
+        max_batch_size_(static_cast<std::size_t>(options.max_batch_size)) {
+    if (map_ != nullptr) translated_.resize(static_cast<std::size_t>(target_vocab_));
+  }
 
   const std::string& name() const override { return name_; }
 
@@ -44,16 +49,24 @@ class ModelDrafter final : public Drafter {
     if (states_.count(id) != 0) {
       throw InvalidArgument(expected_got("draft model", "a new sequence", std::to_string(id)));
     }
-    // Room for all that could be drafted for, or none: then this sequence gets no drafts.
-    const std::int64_t length = std::min(max_length, runner_.max_model_len());
     State state;
+    translate(prompt, state.context);
+    // Room for all that could be drafted for, or none: then this sequence gets no drafts. Text may
+    // take more tokens here than there.
+    const auto grows = max_length - static_cast<std::int64_t>(prompt.size());
+    const std::int64_t length = std::min(static_cast<std::int64_t>(state.context.size()) +
+                                             (map_ != nullptr ? 2 * grows + 16 : grows),
+                                         runner_.max_model_len());
+    state.translated = static_cast<std::int64_t>(prompt.size());
+    state.reserved = length;
     state.has_room =
         runner_.cache().size() < max_batch_size_ && runner_.cache().can_add(length);
     if (state.has_room) {
+      const std::span<const TokenId> own = state.context;
       const auto known = static_cast<std::size_t>(runner_.cache().add(
-          id, length, prompt.first(std::min(prompt.size(), static_cast<std::size_t>(length)))));
+          id, length, own.first(std::min(own.size(), static_cast<std::size_t>(length)))));
       state.cached.reserve(static_cast<std::size_t>(length));
-      state.cached.assign(prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(known));
+      state.cached.assign(own.begin(), own.begin() + static_cast<std::ptrdiff_t>(known));
       state.agreed = static_cast<std::int64_t>(known);
     }
     states_.emplace(id, std::move(state));
@@ -72,7 +85,7 @@ class ModelDrafter final : public Drafter {
 
   MemoryUse memory() const override {
     MemoryUse use = runner_.memory();
-    use.workspace += Chooser::bytes_for(draft_vocab_);
+    use.workspace += Chooser::bytes_for(std::max(target_vocab_, draft_vocab_));
     return use;
   }
 
@@ -93,6 +106,9 @@ class ModelDrafter final : public Drafter {
  private:
   struct State {
     bool has_room = false;
+    std::int64_t reserved = 0;     // positions
+    std::vector<TokenId> context;  // the sequence in the draft model's tokens
+    std::int64_t translated = 0;   // of the target's tokens, how many are in there
     std::vector<TokenId> cached;   // tokens whose K/V are in the cache
     std::int64_t agreed = 0;       // leading tokens of `cached` known to be the sequence's own
   };
@@ -110,26 +126,54 @@ class ModelDrafter final : public Drafter {
       throw InvalidArgument(expected_got("draft model", "an admitted sequence", std::to_string(request.id)));
     }
     State& state = found->second;
-    const auto length = static_cast<std::int64_t>(request.tokens.size());
+    translate(request.tokens.subspan(static_cast<std::size_t>(state.translated)), state.context);
+    state.translated = static_cast<std::int64_t>(request.tokens.size());
+    const auto length = static_cast<std::int64_t>(state.context.size());
     // Drafting `steps` tokens runs positions up to length + steps - 2.
-    const std::int64_t steps = std::min({request.max_nodes, request.max_depth,
-                                         runner_.max_model_len() - length});
-    if (!state.has_room || steps <= 0) return;
+    const std::int64_t steps =
+        std::min({request.max_nodes, request.max_depth, state.reserved - length});
+    if (!state.has_room || length == 0 || steps <= 0) return;
     // Keep what agrees with the sequence; its last token is always run again for its logits.
     const std::int64_t most = std::min(static_cast<std::int64_t>(state.cached.size()), length - 1);
     std::int64_t same = std::min(state.agreed, most);
     while (same < most && state.cached[static_cast<std::size_t>(same)] ==
-                              request.tokens[static_cast<std::size_t>(same)]) {
+                              state.context[static_cast<std::size_t>(same)]) {
       ++same;
     }
     runner_.cache().truncate(request.id, same);
     state.cached.resize(static_cast<std::size_t>(same));
     state.agreed = same;
-    runner_.cache().remember(request.id, request.tokens);
-    for (const TokenId token : request.tokens.subspan(static_cast<std::size_t>(same))) {
-      if (token >= draft_vocab_) return;  // a target token that the draft model does not know
-    }
+    runner_.cache().remember(request.id, state.context);
     active_.push_back({&request, &state, &tree, steps, 0});
+  }
+
+  // Target tokens in the draft model's own. What it has no tokens for at all is left out.
+  void translate(std::span<const TokenId> tokens, std::vector<TokenId>& out) const {
+    for (const TokenId token : tokens) {
+      if (map_ == nullptr) {
+        if (token < draft_vocab_) out.push_back(token);
+        continue;
+      }
+      const auto id = static_cast<std::size_t>(token);
+      if (map_->draft_of_target[id] >= 0) {
+        out.push_back(map_->draft_of_target[id]);
+      } else {
+        out.insert(out.end(), map_->pieces[id].begin(), map_->pieces[id].end());
+      }
+    }
+  }
+
+  // One row of draft logits by target id: what the draft model cannot say is impossible.
+  std::span<const float> by_target_id(std::span<const float> logits) {
+    if (map_ == nullptr) {
+      return logits.first(static_cast<std::size_t>(std::min(target_vocab_, draft_vocab_)));
+    }
+    for (std::size_t id = 0; id < translated_.size(); ++id) {
+      const TokenId own = map_->draft_of_target[id];
+      translated_[id] = own >= 0 ? logits[static_cast<std::size_t>(own)]
+                                 : -std::numeric_limits<float>::infinity();
+    }
+    return translated_;
   }
 
   // Runs everything but the last token of each sequence, as many passes as the rows take.
@@ -140,12 +184,13 @@ class ModelDrafter final : public Drafter {
       fed_.clear();
       for (Active& a : active_) {
         const auto done = static_cast<std::int64_t>(a.state->cached.size());
-        const std::int64_t left = static_cast<std::int64_t>(a.request->tokens.size()) - 1 - done;
+        const std::int64_t left = static_cast<std::int64_t>(a.state->context.size()) - 1 - done;
         const std::int64_t count = std::min(left, runner_.max_rows() - runner_.rows());
         if (count < left) more = true;
         if (count <= 0) continue;
-        const auto tokens = a.request->tokens.subspan(static_cast<std::size_t>(done),
-                                                      static_cast<std::size_t>(count));
+        const auto tokens = std::span<const TokenId>(a.state->context)
+                                .subspan(static_cast<std::size_t>(done),
+                                         static_cast<std::size_t>(count));
         runner_.add_committed(a.request->id, tokens);
         a.state->cached.insert(a.state->cached.end(), tokens.begin(), tokens.end());
         fed_.push_back({a.request->id, count});
@@ -160,14 +205,18 @@ class ModelDrafter final : public Drafter {
   void draft_step(std::int64_t step) {
     runner_.begin();
     for (Active& a : active_) {
-      const TokenId token = step == 0 ? a.request->tokens.back() : a.tree->tokens().back();
+      TokenId token = a.state->context.back();
+      if (step > 0) {
+        token = a.tree->tokens().back();
+        if (map_ != nullptr) token = map_->draft_of_target[static_cast<std::size_t>(token)];
+      }
       a.row = runner_.add_committed(a.request->id, std::span(&token, 1));
       a.state->cached.push_back(token);
     }
     runner_.forward();
     // Guesses may be cut off again: the window behind what is known stays.
     for (Active& a : active_) {
-      runner_.advance(a.request->id, 1, static_cast<std::int64_t>(a.request->tokens.size()));
+      runner_.advance(a.request->id, 1, static_cast<std::int64_t>(a.state->context.size()));
     }
     for (std::size_t first = 0; first < active_.size();) {
       const std::size_t last = std::min(active_.size(),
@@ -177,8 +226,9 @@ class ModelDrafter final : public Drafter {
       const std::span<const float> logits = runner_.logits(rows_);
       for (std::size_t i = first; i < last; ++i) {
         Active& a = active_[i];
-        const auto row = logits.subspan((i - first) * static_cast<std::size_t>(draft_vocab_),
-                                        static_cast<std::size_t>(vocab_));
+        const auto row =
+            by_target_id(logits.subspan((i - first) * static_cast<std::size_t>(draft_vocab_),
+                                        static_cast<std::size_t>(draft_vocab_)));
         try {
           draw(a, row, static_cast<std::int64_t>(a.request->tokens.size()) + step);
         } catch (const Error&) {
@@ -233,10 +283,12 @@ class ModelDrafter final : public Drafter {
 
   std::string name_ = "draft_model";
   Runner runner_;
+  std::shared_ptr<const VocabularyMap> map_;
+  std::int64_t target_vocab_ = 0;
+  std::int64_t draft_vocab_ = 0;
   Chooser chooser_;
   std::size_t max_batch_size_ = 0;
-  std::int64_t vocab_ = 0;        // ids that may be proposed
-  std::int64_t draft_vocab_ = 0;
+  std::vector<float> translated_;  // logits by target id
   std::unordered_map<SequenceId, State> states_;
   std::vector<Active> active_;
   std::vector<Fed> fed_;
@@ -246,7 +298,8 @@ class ModelDrafter final : public Drafter {
 }  // namespace
 
 std::shared_ptr<Drafter> make_model_drafter(const Model& model, std::int64_t target_vocab_size,
-                                            const DraftModelOptions& options) {
+                                            const DraftModelOptions& options,
+                                            std::shared_ptr<const VocabularyMap> vocabulary) {
   if (!model.valid()) throw InvalidArgument("[draft model] expected a loaded model, got an empty one");
   if (target_vocab_size < 1) {
     throw InvalidArgument(
@@ -256,7 +309,23 @@ std::shared_ptr<Drafter> make_model_drafter(const Model& model, std::int64_t tar
     throw InvalidArgument(
         expected_got("kv_cache_bytes", "at least 1", std::to_string(options.kv_cache_bytes)));
   }
-  return std::make_shared<ModelDrafter>(model, target_vocab_size, options);
+  if (vocabulary != nullptr) {
+    const auto size = static_cast<std::size_t>(target_vocab_size);
+    if (vocabulary->draft_of_target.size() != size || vocabulary->pieces.size() != size) {
+      throw InvalidArgument(expected_got("vocabulary", std::to_string(size) + " entries, one a target id",
+                                         std::to_string(vocabulary->draft_of_target.size())));
+    }
+    const auto check = [&](TokenId token, TokenId least) {
+      if (token < least || token >= model.config().vocab_size) {
+        throw InvalidArgument(expected_got("vocabulary", "ids of the draft model", std::to_string(token)));
+      }
+    };
+    for (const TokenId token : vocabulary->draft_of_target) check(token, -1);
+    for (const auto& piece : vocabulary->pieces) {
+      for (const TokenId token : piece) check(token, 0);
+    }
+  }
+  return std::make_shared<ModelDrafter>(model, target_vocab_size, options, std::move(vocabulary));
 }
 
 }  // namespace specrt

@@ -23,22 +23,33 @@ def bits(value: float) -> bytes:
 
 def fingerprint(output: RequestOutput) -> tuple[Any, ...]:
     """Everything of an output that may not depend on how it came about."""
-    logprobs = None
-    if output.logprobs is not None:
-        logprobs = [
-            [(token, bits(one.logprob), one.rank, one.decoded_token) for token, one in step.items()]
-            for step in output.logprobs
-        ]
     return (
         output.prompt_token_ids,
-        output.token_ids,
-        output.text,
-        output.finish_reason,
-        output.stop_reason,
         output.seed,
         output.lossless,
-        logprobs,
+        _logprobs(output.prompt_logprobs),
+        [
+            (
+                one.index,
+                one.token_ids,
+                one.text,
+                one.finish_reason,
+                one.stop_reason,
+                _logprobs(one.logprobs),
+            )
+            for one in output.outputs
+        ],
     )
+
+
+def _logprobs(steps: Sequence[dict[int, specrt.Logprob] | None] | None) -> Any:
+    if steps is None:
+        return None
+    return [
+        step
+        and [(token, bits(one.logprob), one.rank, one.decoded_token) for token, one in step.items()]
+        for step in steps
+    ]
 
 
 def assert_same(got: Sequence[RequestOutput], expected: Sequence[RequestOutput], what: Any) -> None:
@@ -51,16 +62,19 @@ def assert_same(got: Sequence[RequestOutput], expected: Sequence[RequestOutput],
 
 def assert_identities(output: RequestOutput) -> None:
     """What the metrics of any finished request satisfy."""
-    metrics = output.metrics
-    count = len(output.token_ids)
-    assert metrics.prompt_tokens == len(output.prompt_token_ids)
-    assert metrics.completion_tokens == count
-    if count:
-        assert count == 1 + metrics.accepted_tokens + metrics.rounds
-    assert 0 <= metrics.accepted_tokens <= metrics.drafted_tokens
-    assert 0 <= metrics.truncated_rounds <= metrics.rounds
-    if output.logprobs is not None:
-        assert len(output.logprobs) == count
+    for index, one in enumerate(output.outputs):
+        metrics = one.metrics
+        count = len(one.token_ids)
+        assert one.index == index
+        assert metrics.prompt_tokens == len(output.prompt_token_ids)
+        assert 0 <= metrics.cached_prompt_tokens < metrics.prompt_tokens
+        assert metrics.completion_tokens == count
+        if count:
+            assert count == 1 + metrics.accepted_tokens + metrics.rounds
+        assert 0 <= metrics.accepted_tokens <= metrics.drafted_tokens
+        assert 0 <= metrics.truncated_rounds <= metrics.rounds
+        if one.logprobs is not None:
+            assert len(one.logprobs) == count
 
 
 @dataclass
@@ -73,8 +87,9 @@ class Tally:
     def add(self, outputs: Iterable[RequestOutput]) -> None:
         for output in outputs:
             assert_identities(output)
-            self.drafted += output.metrics.drafted_tokens
-            self.accepted += output.metrics.accepted_tokens
+            for one in output.outputs:
+                self.drafted += one.metrics.drafted_tokens
+                self.accepted += one.metrics.accepted_tokens
 
     def assert_mixed(self) -> None:
         """At least 30 % of the drafts were accepted and at least 10 % rejected."""
@@ -85,7 +100,7 @@ class Tally:
 
 def known(outputs: Iterable[RequestOutput]) -> list[list[int]]:
     """Prompts and outputs as the texts that a drafter below may know."""
-    return [[*one.prompt_token_ids, *one.token_ids] for one in outputs]
+    return [[*one.prompt_token_ids, *each.token_ids] for one in outputs for each in one.outputs]
 
 
 class Scripted(specrt.Drafter):

@@ -28,6 +28,7 @@ from specrt import (
 from specrt.drafters import DraftModel, NGram
 
 SMALL: dict[str, Any] = {"max_model_len": 160, "max_batch_size": 8, "threads": 1}
+DIGITS = specrt.StructuredOutputs(regex="[0-9]+")
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,9 @@ def test_one_bad_request_stops_all_before_anything_runs(counter: Path) -> None:
             ([[1], [2], [3] * 160], greedy(5)),
             ([[1], [2]], [greedy(5), greedy(5, logprobs=257)]),
             ([[1], [2]], [greedy(5), greedy(5, stop_token_ids=[256])]),
+            ([[1], [2]], [greedy(5), greedy(5, logit_bias={256: 1.0})]),
+            ([[1], [2]], [greedy(5), greedy(5, allowed_token_ids=[256])]),
+            ([[1], [2]], [greedy(5), greedy(5, prompt_logprobs=257)]),
         ):
             with pytest.raises(InvalidArgumentError):
                 engine.generate(prompts, params)
@@ -177,6 +181,8 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
             lambda: engine.generate("a"),
             lambda: engine.chat([{"role": "user", "content": "a"}]),
             lambda: engine.generate([1], greedy(5, stop="a")),
+            lambda: engine.generate([1], greedy(5, bad_words=["a"])),
+            lambda: engine.generate([1], greedy(5, structured_outputs=DIGITS)),
         ):
             with pytest.raises(InvalidArgumentError, match="tokenizer"):
                 call()
@@ -507,7 +513,6 @@ def test_context_manager(l2: Path) -> None:
         ("max_num_batched_tokens", 2**30, InvalidArgumentError),
         ("block_size", 0, InvalidArgumentError),
         ("block_size", 2**20, InvalidArgumentError),
-        ("verification", "rejection", UnsupportedError),
         ("verification", "typical", UnsupportedError),
         ("verification", "exact", InvalidArgumentError),
         ("verification", None, InvalidArgumentError),
@@ -529,6 +534,10 @@ def test_settings_tell_what_runs(l2: Path) -> None:
         assert engine.cpu_isa == specrt.cpu_isa()
         assert engine.dtype == "float32"
         assert engine.max_model_len == 160
+        assert engine.verification == "coupled"
+    for verification in ("coupled", "rejection", "block"):
+        with Engine(l2, "ngram", verification=verification, **SMALL) as engine:
+            assert engine.verification == verification
     for isa in specrt.available_cpu_isas():
         with Engine(l2, cpu_isa=isa, **SMALL) as engine:
             assert engine.cpu_isa == engine._decoder.cpu_isa == isa

@@ -19,7 +19,7 @@ from specrt import (
     InvalidArgumentError,
     RequestOutput,
     SamplingParams,
-    UnsupportedError,
+    StructuredOutputs,
 )
 from specrt.drafters import DraftModel, NGram
 
@@ -363,24 +363,41 @@ GOOD_AND_BAD: dict[str, tuple[list[Any], list[Any]]] = {
     "skip_special_tokens": ([False, True], [1, None, "no"]),
     "include_stop_str_in_output": ([False, True], [1, None, ""]),
     "logprobs": ([None, 0, 3], [-1, 1.5, True, "x"]),
-}
-NOT_YET: dict[str, list[Any]] = {
-    "min_tokens": [1, 5],
-    "n": [0, 2],
-    "presence_penalty": [0.1, -2.0],
-    "frequency_penalty": [0.1, -2.0],
-    "repetition_penalty": [1.1, 0.0],
-    "logit_bias": [{1: 2.0}, {}],
-    "allowed_token_ids": [[1], []],
-    "bad_words": [["a"], []],
-    "prompt_logprobs": [0, 1],
+    "prompt_logprobs": ([None, 0, 3], [-1, 1.5, True, "x"]),
+    "min_tokens": ([0, 1, 256], [-1, 257, 1.5, "3", None, True, 2**63]),
+    "n": ([1, 2, 100], [0, -1, 1.5, "2", None, True, 2**63]),
+    "repetition_penalty": (
+        [1, 1.0, 1.3, 0.5],
+        [0, 0.0, -1.0, float("nan"), float("inf"), 1e-60, 1e60, "x", None, True, 10**400],
+    ),
+    "presence_penalty": (
+        [0, 0.0, 1.5, -2, 100.0],
+        [-101, 100.5, float("nan"), float("inf"), "x", None, True, 10**400],
+    ),
+    "frequency_penalty": (
+        [0, 0.0, 1.5, -2, 100.0],
+        [-101, 100.5, float("nan"), float("inf"), "x", None, True, 10**400],
+    ),
+    "logit_bias": (
+        [None, {}, {1: 2}, {0: -100.0, 5: 3.5}, {1: float("-inf")}],
+        [[1], "x", 5, {"1": 1.0}, {1: "x"}, {1: None}, {1: True}, {True: 1.0}, {1.5: 1.0}]
+        + [{-1: 1.0}, {2**31: 1.0}, {1: float("nan")}, {1: float("inf")}, {1: 10**400}],
+    ),
+    "allowed_token_ids": (
+        [None, [1], (2, 3), range(5)],
+        [[], "1", b"1", 5, [1.5], [True], [-1], [2**31], [None], {1}],
+    ),
+    "bad_words": ([None, [], ["a"], ("ab", " c")], ["a", b"a", 5, [""], [1], [None], [b"a"]]),
+    "structured_outputs": (
+        [None, StructuredOutputs(regex="a+"), StructuredOutputs(choice=["a"])],
+        ["a+", {"regex": "a+"}, 5, True, StructuredOutputs],
+    ),
 }
 
 
 def test_every_field_is_known_here() -> None:
     names = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert names == set(GOOD_AND_BAD) | set(NOT_YET)
-    assert not set(GOOD_AND_BAD) & set(NOT_YET)
+    assert names == set(GOOD_AND_BAD) == set(SHOWS)
 
 
 @pytest.mark.parametrize("name", GOOD_AND_BAD)
@@ -390,15 +407,6 @@ def test_bad_values_are_refused_by_name(name: str) -> None:
         assert getattr(SamplingParams(**{name: value}), name) == value
     for value in bad:
         with pytest.raises(InvalidArgumentError, match=rf"\[{name}\]"):
-            SamplingParams(**{name: value})
-
-
-@pytest.mark.parametrize("name", NOT_YET)
-def test_fields_to_come_are_refused_by_name(name: str) -> None:
-    default = {field.name: field.default for field in dataclasses.fields(SamplingParams)}[name]
-    SamplingParams(**{name: default})
-    for value in NOT_YET[name]:
-        with pytest.raises(UnsupportedError, match=rf"\[{name}\]"):
             SamplingParams(**{name: value})
 
 
@@ -424,7 +432,18 @@ SHOWS: dict[str, tuple[dict[str, Any], Any]] = {
     "skip_special_tokens": ({"temperature": 3.0, "ignore_eos": True, "max_tokens": 120}, False),
     "include_stop_str_in_output": ({"temperature": 3.0, "stop_token_ids": list(range(256))}, True),
     "logprobs": ({}, 2),
+    "prompt_logprobs": ({}, 2),
+    "min_tokens": ({"temperature": 3.0, "stop_token_ids": list(range(0, 256, 3))}, 20),
+    "n": ({"temperature": 3.0}, 3),
+    "repetition_penalty": ({}, 1.8),
+    "presence_penalty": ({}, 20.0),
+    "frequency_penalty": ({}, 4.0),
+    "logit_bias": ({}, {i: 20.0 for i in range(0, 256, 3)}),
+    "allowed_token_ids": ({}, list(range(0, 256, 2))),
+    "bad_words": ({"temperature": 3.0}, list("abcdefghijklmnopqrstuvwxyz")),
+    "structured_outputs": ({}, StructuredOutputs(regex="[0-9]+")),
 }
+"""A base, and a value of the field that must show in the outputs, drafter or not."""
 
 
 @pytest.mark.parametrize("name", GOOD_AND_BAD)
@@ -441,7 +460,13 @@ def test_every_field_shows_and_holds_with_a_drafter(name: str, tmp_path: Path) -
         without, with_it = (engine.generate(prompts, one) for one in given)
 
     def visible(outputs: list[RequestOutput]) -> list[Any]:
-        return [(one.text, one.token_ids, one.logprobs) for one in outputs]
+        return [
+            (
+                one.prompt_logprobs,
+                [(each.text, each.token_ids, each.logprobs) for each in one.outputs],
+            )
+            for one in outputs
+        ]
 
     assert visible(without) != visible(with_it)
     half = HalfRight(known(with_it), 264)
@@ -455,6 +480,9 @@ def test_values_that_only_a_model_can_judge(l2: Path) -> None:
         for params, name in (
             (SamplingParams(stop_token_ids=[264]), "stop_token_ids"),
             (SamplingParams(logprobs=265), "logprobs"),
+            (SamplingParams(prompt_logprobs=265), "prompt_logprobs"),
+            (SamplingParams(logit_bias={264: 1.0}), "logit_bias"),
+            (SamplingParams(allowed_token_ids=[1, 264]), "allowed_token_ids"),
         ):
             with pytest.raises(InvalidArgumentError, match=rf"\[{name}\].*264"):
                 engine.generate([1], params)

@@ -46,14 +46,14 @@ MUTANTS = [
     ),
     Mutant(
         "bonus_from_the_wrong_row",
-        "src/decode/decoder.cpp",
-        ": s.tree_row + s.walk.node();\n  };",
-        ": s.tree_row + s.walk.node() - (s.draft.has_children(s.walk.node()) ? 0 : 1);\n  };",
+        "src/decode/decide.cpp",
+        ": s.tree_row + node;\n  };",
+        ": s.tree_row + node - (s.draft.has_children(node) ? 0 : 1);\n  };",
         "lossless",
     ),
     Mutant(
         "noise_by_step",
-        "src/decode/decoder.cpp",
+        "src/decode/decide.cpp",
         "s.length() + static_cast<std::int64_t>(s.walk.emitted().size());",
         "s.counters.rounds + static_cast<std::int64_t>(s.walk.emitted().size());",
         "lossless",
@@ -67,7 +67,7 @@ MUTANTS = [
     ),
     Mutant(
         "kv_of_rejected_nodes_kept",
-        "src/decode/decoder.cpp",
+        "src/decode/round.cpp",
         "path.push_back(runner.scratch_of(s.tree_row + node));",
         "path.push_back(runner.scratch_of(s.tree_row + static_cast<std::int64_t>(path.size())));\n"
         "    (void)node;",
@@ -89,22 +89,22 @@ MUTANTS = [
     ),
     Mutant(
         "only_the_first_sibling",
-        "src/decode/verify.cpp",
-        "const std::int32_t child = tree_->child(node_, choice);",
-        "std::int32_t child = tree_->child(node_, choice);\n"
-        "  for (std::int32_t i = node_ + 1; i < child; ++i) {\n"
-        "    if (tree_->parents()[static_cast<std::size_t>(i)] == node_) child = -2;\n"
-        "  }",
+        "src/decode/decide.cpp",
+        "take(s, token, s.draft.child(node, token));",
+        "std::int32_t child = s.draft.child(node, token);\n"
+        "  for (std::int32_t i = node + 1; i < child; ++i) {\n"
+        "    if (s.draft.parents()[static_cast<std::size_t>(i)] == node) child = -2;\n"
+        "  }\n  take(s, token, child);",
         "lossless",
     ),
     Mutant(
         "accepted_without_a_check",
-        "src/decode/verify.cpp",
-        "const std::int32_t child = tree_->child(node_, choice);",
+        "src/decode/decide.cpp",
+        "take(s, token, s.draft.child(node, token));",
         "std::int32_t child = -2;\n"
-        "  for (std::int32_t i = static_cast<std::int32_t>(tree_->size()) - 1; i > node_; --i) {\n"
-        "    if (tree_->parents()[static_cast<std::size_t>(i)] == node_) child = i;\n"
-        "  }",
+        "  for (std::int32_t i = static_cast<std::int32_t>(s.draft.size()) - 1; i > node; --i) {\n"
+        "    if (s.draft.parents()[static_cast<std::size_t>(i)] == node) child = i;\n"
+        "  }\n  take(s, token, child);",
         "lossless",
     ),
     Mutant(
@@ -123,14 +123,14 @@ MUTANTS = [
     ),
     Mutant(
         "stop_counts_only_first_in_a_round",
-        "src/decode/decoder.cpp",
-        "s.walk.step(choice, s.is_stop(choice));",
-        "s.walk.step(choice, s.walk.emitted().empty() && s.is_stop(choice));",
+        "src/decode/decide.cpp",
+        "const bool is_stop = s.is_stop(token);",
+        "const bool is_stop = s.walk.emitted().empty() && s.is_stop(token);",
         "decoder_",
     ),
     Mutant(
         "length_before_stop",
-        "src/decode/decoder.cpp",
+        "src/decode/round.cpp",
         "if (s.walk.end() == WalkEnd::stop) s.finish = Finish::stop;",
         "if (s.walk.end() == WalkEnd::stop)\n"
         "    s.finish = s.tokens_left() == 0 ? Finish::length : Finish::stop;",
@@ -174,7 +174,7 @@ MUTANTS = [
     ),
     Mutant(
         "one_logit_slice_only",
-        "src/decode/decoder.cpp",
+        "src/decode/decide.cpp",
         "while (waits_here(*s)) {",
         "if (waits_here(*s)) {",
         "lossless",
@@ -182,9 +182,69 @@ MUTANTS = [
     Mutant(
         "rounding_depends_on_rows",
         "src/model/forward.cpp",
-        "attention.round_output = round;",
-        "attention.round_output = round && rows_ > 1;",
+        "args.round_output = model_.dtype() != DType::f32;",
+        "args.round_output = model_.dtype() != DType::f32 && rows_ > 1;",
         "forward_row",
+    ),
+    # Rejection sampling: each would change the law of the output.
+    Mutant(
+        "rejection_p_and_q_swapped",
+        "src/decode/rejection.cpp",
+        "if (u * double{q[id]} * p_mass < double{law[id]} * q_mass) return {token, child};",
+        "if (u * double{law[id]} * q_mass < double{q[id]} * p_mass) return {token, child};",
+        "rejection_keeps",
+    ),
+    Mutant(
+        "rejection_residual_not_renormalised",
+        "src/decode/rejection.cpp",
+        "    p_mass = sum_of(law);\n    // Rejecting",
+        "    p_mass = sum_of(law) > 0.0 ? 1.0 : 0.0;\n    // Rejecting",
+        "rejection_keeps",
+    ),
+    Mutant(
+        "rejection_coin_reused",
+        "src/decode/rejection.cpp",
+        "const double u = coin(params, position, trial++);",
+        "const double u = coin(params, position, trial);",
+        "rejection_keeps",
+    ),
+    Mutant(
+        "rejection_siblings_residual_not_updated",
+        "src/decode/rejection.cpp",
+        "law[i] = left > 0.0 ? static_cast<float>(left) : 0.0f;",
+        "(void)left;",
+        "rejection_keeps",
+    ),
+    Mutant(
+        "rejection_q_not_renormalised_without_replacement",
+        "src/decode/rejection.cpp",
+        "        q_mass = sum_of(q);\n",
+        "",
+        "rejection_keeps",
+    ),
+    Mutant(
+        "rejection_unwarped_q",
+        "src/decode/model_drafter.cpp",
+        "a.tree->set_distribution(parent, law);",
+        "SamplingParams raw = params;\n"
+        "      raw.temperature = 1.0;\n"
+        "      raw.top_k = 0;\n"
+        "      a.tree->set_distribution(parent, chooser_.distribution(row, raw));",
+        "rejection_through",
+    ),
+    Mutant(
+        "rejection_draft_reads_the_residuals_stream",
+        "src/decode/model_drafter.cpp",
+        "token = chooser_.draw(law, params, position, Purpose::draft);",
+        "token = chooser_.draw(law, params, position, Purpose::residual);",
+        "rejection_through",
+    ),
+    Mutant(
+        "block_residual_of_the_plain_law",
+        "src/decode/rejection.cpp",
+        "last ? double{law[id]} : joint_ *",
+        "last ? double{law[id]} : 1.0 *",
+        "block_",
     ),
 ]
 

@@ -145,6 +145,7 @@ class Engine:
                     max_model_len=min(max_model_len or own_limit, own_limit),
                 )
                 vocabulary = _vocabulary_map(opened, draft)
+            defaults = SamplingParams.from_generation_config(opened.generation)
             sizes = plan_sizes(
                 opened.shape,
                 draft.shape if draft else None,
@@ -182,6 +183,8 @@ class Engine:
         self.num_speculative_tokens: int = draft_tokens
         self._tokenizer = opened.tokenizer
         self._eos = opened.eos_token_ids
+        self.default_sampling_params: SamplingParams = defaults
+        """What requests without sampling_params get: the model's generation_config.json."""
         self._kv_cache_tokens = cache_tokens(opened.shape, sizes)
         self.name: str = opened.name
         self.dtype: str = opened.shape.dtype
@@ -249,8 +252,8 @@ class Engine:
     ) -> RequestOutput | list[RequestOutput]:
         """Continue one prompt, or several at once.
 
-        A prompt is a text or a list of token ids; `sampling_params` is one for all or a list with
-        one each. Raises InvalidArgumentError or CapacityError before anything runs where one of
+        A prompt is a text or a list of token ids; `sampling_params` is one for all, a list with
+        one each, or None for `default_sampling_params`. Raises InvalidArgumentError or CapacityError before anything runs where one of
         them cannot. An error of one request while running is raised after the others are done,
         with their outputs (None for the failed) in the exception's `outputs`.
         """
@@ -371,7 +374,7 @@ class Engine:
     ) -> list[list[Request]]:
         """Checked requests, none of them submitted yet: for each prompt its n samples."""
         if given is None or isinstance(given, SamplingParams):
-            params = [given or SamplingParams()] * len(prompts)
+            params = [given or self.default_sampling_params] * len(prompts)
         else:
             if not isinstance(given, Sequence):
                 raise InvalidArgumentError(

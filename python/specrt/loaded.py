@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,10 @@ class Opened:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         return tuple(self.shape.config.eos_token_ids)
+
+    @property
+    def generation(self) -> Mapping[str, Any]:
+        return {} if self.checkpoint is None else self.checkpoint.generation
 
     def load(self) -> _core.Model:
         """Packed weights; a progress bar on a terminal. Lets go of the checkpoint."""

@@ -153,6 +153,23 @@ class SamplingParams:
         """Itself, or with a seed drawn where there is none."""
         return self if self.seed is not None else replace(self, seed=secrets.randbits(64))
 
+    @classmethod
+    def from_generation_config(cls, config: Mapping[str, Any]) -> SamplingParams:
+        """What a model's generation_config.json recommends, as transformers reads it.
+
+        Temperature and filters count only with `do_sample`; values out of range are refused by
+        name. Keys for other kinds of generation (beams, lengths of the whole text) are not read.
+        """
+        names = {"max_new_tokens": "max_tokens", "repetition_penalty": "repetition_penalty"}
+        found: dict[str, Any] = {}
+        if config.get("do_sample"):
+            found["temperature"] = 1.0
+            names |= {one: one for one in ("temperature", "top_k", "top_p", "min_p")}
+        for theirs, ours in names.items():
+            if config.get(theirs) is not None:
+                found[ours] = config[theirs]
+        return cls(**found)
+
     def to_core(
         self,
         *,

@@ -19,6 +19,13 @@ def l2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def l2_eos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`l2` with end tokens, which its samples meet now and then."""
+    path = tmp_path_factory.mktemp("models") / "eos"
+    return _with_bytes(tiny.tiny_llama(path, vocab=264, eos_token_id=[10, 100, 200]))
+
+
+@pytest.fixture(scope="session")
 def l2_other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of another size and other weights, for a draft model without a clue."""
     path = tmp_path_factory.mktemp("models") / "other"

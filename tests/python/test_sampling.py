@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny
 from helpers import HalfRight, assert_same, greedy, known
+from reference_sampler import assert_law, processed, softmax
 
 import specrt
 from specrt import (
@@ -32,42 +33,12 @@ def table(seed: int, spread: float = 1.5) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, spread, (V, V)).astype(np.float32)
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Row by row, in double precision; -inf is a token that cannot come."""
-    logits = logits.astype(np.float64)
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
-
-
 def draw(engine: Engine, count: int, first_seed: int = 0, **params: Any) -> np.ndarray:
     """Outputs of many seeds, one a row."""
     outputs = engine.generate(
         [[0]] * count, [SamplingParams(seed=first_seed + i, **params) for i in range(count)]
     )
     return np.array([one.token_ids for one in outputs])
-
-
-def assert_law(counts: np.ndarray, law: np.ndarray, what: Any) -> None:
-    """Chi-square at 1e-4. Seeds are fixed, so this passes always or never."""
-    law = law.ravel()
-    counts = counts.ravel()
-    assert counts[law == 0].sum() == 0, f"{what}: impossible tokens"
-    expected = law * counts.sum()
-    rare = expected < 8
-    seen = [*counts[~rare], counts[rare].sum()]
-    wanted = [*expected[~rare], expected[rare].sum()]
-    if wanted[-1] < 8:  # too few for a cell of their own
-        seen[-2:] = [seen[-2] + seen[-1]]
-        wanted[-2:] = [wanted[-2] + wanted[-1]]
-    seen, wanted = np.array(seen), np.array(wanted)
-    freedom = len(seen) - 1
-    if freedom == 0:
-        return
-    statistic = ((seen - wanted) ** 2 / wanted).sum()
-    # Wilson and Hilferty's approximation of the quantile; 3.719 is the normal one.
-    part = 2 / (9 * freedom)
-    limit = freedom * (1 - part + 3.719 * part**0.5) ** 3
-    assert statistic < limit, f"{what}: chi-square {statistic:.1f} > {limit:.1f}"
 
 
 def counts_of(tokens: np.ndarray) -> np.ndarray:
@@ -141,25 +112,7 @@ FILTERS: list[dict[str, Any]] = [
 
 def filtered(logits: np.ndarray, params: dict[str, Any]) -> np.ndarray:
     """The law that transformers' processors leave, in the order in which it applies them."""
-    import torch
-    from transformers import (
-        MinPLogitsWarper,
-        TemperatureLogitsWarper,
-        TopKLogitsWarper,
-        TopPLogitsWarper,
-    )
-
-    warpers = {
-        "temperature": TemperatureLogitsWarper,
-        "top_k": TopKLogitsWarper,
-        "top_p": TopPLogitsWarper,
-        "min_p": MinPLogitsWarper,
-    }
-    scores = torch.tensor(logits, dtype=torch.float64)
-    for name, warper in warpers.items():
-        if name in params:
-            scores = warper(params[name])(None, scores)
-    return softmax(scores.numpy())
+    return np.array([softmax(processed(row, [0], [], params)) for row in logits])
 
 
 @pytest.mark.parametrize("params", FILTERS, ids=str)

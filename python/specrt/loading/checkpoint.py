@@ -51,6 +51,8 @@ class Checkpoint:
     eos_token_ids: TokenIds
     """Tokens that end a text, () where the checkpoint names none."""
     bos_token_id: int | None
+    generation: Mapping[str, Any]
+    """generation_config.json as it stands; {} where there is none."""
 
     def __init__(
         self,
@@ -64,6 +66,7 @@ class Checkpoint:
         dtype: str,
         eos_token_ids: TokenIds = (),
         bos_token_id: int | None = None,
+        generation: Mapping[str, Any] | None = None,
         tokenizer: Callable[[], Tokenizer | None] = lambda: None,
         transform: Transform | None = None,
     ) -> None:
@@ -74,6 +77,7 @@ class Checkpoint:
         """
         self.name, self.kind, self.config = name, kind, config
         self.eos_token_ids, self.bos_token_id = eos_token_ids, bos_token_id
+        self.generation = generation or {}
         self._source, self._tokenizer, self._transform = source, tokenizer, transform
         self._shapes = tensor_shapes(config)
         self._names = {one: _name_of(one, names) for one in self._shapes}

@@ -205,7 +205,11 @@ def _tokens(raw: dict[str, Any], generation: dict[str, Any], fields: ModelFields
         return ()
 
     bos = first("bos_token_id")
-    return {"eos_token_ids": first("eos_token_id"), "bos_token_id": bos[0] if bos else None}
+    return {
+        "eos_token_ids": first("eos_token_id"),
+        "bos_token_id": bos[0] if bos else None,
+        "generation": generation,
+    }
 
 
 def _tokenizer_of(folder: Path) -> Tokenizer | None:

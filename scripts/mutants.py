@@ -204,8 +204,8 @@ MUTANTS = [
     Mutant(
         "rejection_coin_reused",
         "src/decode/rejection.cpp",
-        "const double u = coin(params, position, trial++);",
-        "const double u = coin(params, position, trial);",
+        "purpose_word(Purpose::accept), trial++);",
+        "purpose_word(Purpose::accept), trial);",
         "rejection_keeps",
     ),
     Mutant(
@@ -235,8 +235,15 @@ MUTANTS = [
     Mutant(
         "rejection_draft_reads_the_residuals_stream",
         "src/decode/model_drafter.cpp",
-        "token = chooser_.draw(law, params, position, Purpose::draft);",
-        "token = chooser_.draw(law, params, position, Purpose::residual);",
+        ": purpose_word(Purpose::draft);",
+        ": purpose_word(Purpose::residual);",
+        "rejection_through",
+    ),
+    Mutant(
+        "block_coins_met_again",
+        "src/decode/rejection.cpp",
+        "purpose_word(Purpose::accept, round_start_)",
+        "purpose_word(Purpose::accept)",
         "rejection_through",
     ),
     Mutant(

@@ -93,8 +93,8 @@ void measure(const Kernels& kernels, DType dtype, ThreadPool& pool, const Shape&
   args.y = y.data();
   args.y_stride = shape.n;
   const bool prepares = dtype == DType::bf16 && kernels.prepare_bf16 != nullptr;
-  std::vector<std::byte> prepared(
-      prepares ? static_cast<std::size_t>(prepared_bytes(64, shape.k)) : 0);
+  std::vector<std::byte> prepared(prepares ? static_cast<std::size_t>(prepared_bytes(64, shape.k))
+                                           : 0);
   args.prepared = prepared.data();
   // Each call takes other weights than the one before, and row counts alternate, so that all of
   // them meet the same machine.

@@ -19,16 +19,16 @@
 namespace specrt {
 
 struct SPECRT_API DecoderOptions {
-  std::int64_t kv_cache_bytes = 0;  ///< pool and scratch slots; at least one block must fit
-  std::int64_t max_model_len = 0;   ///< 0: the model's own; prompt and output together
-  int max_batch_size = 32;          ///< sequences at once
-  int max_rows = 512;               ///< tokens in one forward pass, prefill and drafts together
-  int block_size = 16;              ///< tokens in a block of the KV cache
-  int threads = 0;                  ///< 0: the cores this process may use
-  std::shared_ptr<ThreadTeam> team; ///< null: one of its own, of `threads`
+  std::int64_t kv_cache_bytes = 0;   ///< pool and scratch slots; at least one block must fit
+  std::int64_t max_model_len = 0;    ///< 0: the model's own; prompt and output together
+  int max_batch_size = 32;           ///< sequences at once
+  int max_rows = 512;                ///< tokens in one forward pass, prefill and drafts together
+  int block_size = 16;               ///< tokens in a block of the KV cache
+  int threads = 0;                   ///< 0: the cores this process may use
+  std::shared_ptr<ThreadTeam> team;  ///< null: one of its own, of `threads`
   std::string cpu_isa = "auto";
   bool enable_prefix_caching = true;  ///< later prompts share blocks with the same beginning
-  bool check_invariants = false;    ///< check the KV bookkeeping after every round
+  bool check_invariants = false;      ///< check the KV bookkeeping after every round
 };
 
 /// What a Decoder of these options takes, before anything is allocated. Throws as the
@@ -42,10 +42,10 @@ SPECRT_API std::int64_t kv_cache_bytes_for(const ModelConfig& config, DType dtyp
                                            std::int64_t tokens);
 
 enum class Finish : std::uint8_t {
-  none = 0,    ///< still running
-  stop,        ///< a stop token; it is the last token
-  length,      ///< max_tokens or max_model_len
-  error,       ///< see Progress::error
+  none = 0,  ///< still running
+  stop,      ///< a stop token; it is the last token
+  length,    ///< max_tokens or max_model_len
+  error,     ///< see Progress::error
 };
 
 struct TokenLogprobs {
@@ -60,18 +60,19 @@ struct TokenLogprobs {
 struct SequenceCounters {
   std::int64_t prompt_tokens = 0;
   std::int64_t cached_prompt_tokens = 0;  ///< of these, found in the prefix cache
-  std::int64_t tokens = 0;            ///< generated; = 1 + accepted + rounds once prefilled
+  std::int64_t tokens = 0;                ///< generated; = 1 + accepted + rounds once prefilled
   std::int64_t rounds = 0;
   std::int64_t drafted = 0;
   std::int64_t accepted = 0;
   std::int64_t truncated_rounds = 0;
-  std::int64_t full_rounds = 0;       ///< rounds - truncated_rounds
+  std::int64_t full_rounds = 0;  ///< rounds - truncated_rounds
   std::int64_t full_accepted = 0;
-  std::int64_t first_rejections = 0;  ///< full rounds that ended at a node whose children all failed
-  std::vector<std::int64_t> drafted_at;         ///< full rounds whose draft reached this depth
+  std::int64_t first_rejections =
+      0;  ///< full rounds that ended at a node whose children all failed
+  std::vector<std::int64_t> drafted_at;  ///< full rounds whose draft reached this depth
   std::vector<std::int64_t> accepted_at;
   std::vector<std::int64_t> first_rejected_at;
-  double draft_seconds = 0;   ///< wall time of the rounds it took part in, not divided by the batch
+  double draft_seconds = 0;  ///< wall time of the rounds it took part in, not divided by the batch
   double verify_seconds = 0;
   double sample_seconds = 0;
   double prefill_seconds = 0;
@@ -80,13 +81,13 @@ struct SequenceCounters {
 /// What a round did to one sequence. The spans are valid until the next begin_round().
 struct Progress {
   SequenceId id = 0;
-  std::span<const TokenId> tokens;           ///< newly committed; empty while prefilling
-  std::span<const TokenLogprobs> logprobs;   ///< one a token where asked for
+  std::span<const TokenId> tokens;          ///< newly committed; empty while prefilling
+  std::span<const TokenLogprobs> logprobs;  ///< one a token where asked for
   /// Once, with the first token, where asked for: one entry a prompt token but the first.
   std::span<const TokenLogprobs> prompt_logprobs;
   Finish finish = Finish::none;
   const SequenceCounters* counters = nullptr;
-  std::string error;                         ///< with Finish::error
+  std::string error;  ///< with Finish::error
 };
 
 /// One sequence's share of a round: prompt tokens to process while it is prefilling, draft nodes
@@ -99,9 +100,9 @@ using Plan = std::vector<PlanItem>;
 
 struct SequenceState {
   SequenceId id = 0;
-  std::int64_t prompt_left = 0;   ///< prompt tokens not yet processed
-  std::int64_t length = 0;        ///< prompt and generated tokens
-  std::int64_t tokens_left = 0;   ///< until max_tokens or max_model_len
+  std::int64_t prompt_left = 0;  ///< prompt tokens not yet processed
+  std::int64_t length = 0;       ///< prompt and generated tokens
+  std::int64_t tokens_left = 0;  ///< until max_tokens or max_model_len
   bool has_drafter = false;
 };
 
@@ -142,7 +143,7 @@ class SPECRT_API Decoder {
   std::span<const Progress> finish_round();
   std::span<const Progress> round(const Plan& plan);
 
-  MemoryUse memory() const;            ///< of target, pool and workspace; drafters tell their own
+  MemoryUse memory() const;  ///< of target, pool and workspace; drafters tell their own
   std::int64_t max_model_len() const;
   std::int64_t max_rows() const;
   std::int64_t free_kv_tokens() const;

@@ -25,7 +25,7 @@ struct DraftRequest {
   std::int64_t max_nodes = 0;       ///< >= 0; 0 asks for nothing
   std::int64_t max_depth = 0;       ///< deeper nodes could never be used
   const SamplingParams* sampling = nullptr;
-  LogitsState* logits = nullptr;    ///< the sequence's penalties and masks; for built-in drafters
+  LogitsState* logits = nullptr;  ///< the sequence's penalties and masks; for built-in drafters
 };
 
 /// Proposes continuations. The target decides what becomes of them, so a drafter can cost time
@@ -53,9 +53,9 @@ class SPECRT_API Drafter {
 };
 
 struct SPECRT_API NgramOptions {
-  std::int64_t min_match = 2;    ///< shortest suffix that counts as a match, >= 1
-  std::int64_t max_match = 4;    ///< longest suffix looked for, >= min_match
-  bool most_recent = true;       ///< false: the earliest occurrence
+  std::int64_t min_match = 2;  ///< shortest suffix that counts as a match, >= 1
+  std::int64_t max_match = 4;  ///< longest suffix looked for, >= min_match
+  bool most_recent = true;     ///< false: the earliest occurrence
 };
 
 /// Prompt lookup: the longest suffix of the context, between min_match and max_match tokens,
@@ -66,7 +66,7 @@ SPECRT_API std::shared_ptr<Drafter> make_ngram_drafter(const NgramOptions& optio
 /// know can be drafted; the rest of the context reaches the draft model as its own tokens of the
 /// same text.
 struct SPECRT_API VocabularyMap {
-  std::vector<TokenId> draft_of_target;           ///< -1: the draft model has no such token
+  std::vector<TokenId> draft_of_target;  ///< -1: the draft model has no such token
   /// For target tokens without one: the draft model's tokens of their text, by target id.
   std::vector<std::vector<TokenId>> pieces;
 };
@@ -83,9 +83,10 @@ struct SPECRT_API DraftModelOptions {
   std::string cpu_isa = "auto";
 };
 
-/// A smaller model drafts a chain (Leviathan et al. 2211.17192). Where the request samples, it reads
-/// the target's noise, so that both agree as often as they can. Ids beyond `target_vocab_size` are
-/// never proposed. Without `vocabulary` both have the same tokens under the same ids.
+/// A smaller model drafts a chain (Leviathan et al. 2211.17192). Where the request samples, it
+/// reads the target's noise, so that both agree as often as they can. Ids beyond
+/// `target_vocab_size` are never proposed. Without `vocabulary` both have the same tokens under the
+/// same ids.
 SPECRT_API std::shared_ptr<Drafter> make_model_drafter(
     const Model& model, std::int64_t target_vocab_size, const DraftModelOptions& options,
     std::shared_ptr<const VocabularyMap> vocabulary = nullptr);

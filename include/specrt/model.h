@@ -40,26 +40,26 @@ struct SPECRT_API ModelConfig {
   std::int64_t head_dim = 0;
   std::int64_t max_position_embeddings = 0;
   double norm_eps = 1e-5;
-  double attention_scale = 0.0;          ///< 0: 1 / sqrt(head_dim)
+  double attention_scale = 0.0;  ///< 0: 1 / sqrt(head_dim)
   /// Rotary factors, any scaling applied: one value a rotated pair, at most head_dim / 2; fewer
   /// rotate only the first 2 * size dimensions of a head.
   std::vector<float> rope_inv_freq;
   std::vector<float> rope_local_inv_freq;  ///< for layers with a window; empty: the same
-  double rope_scale = 1.0;               ///< multiplies cos and sin (of rope_inv_freq only)
-  std::vector<std::int64_t> windows;     ///< by layer, 0: all positions; empty: no windows
+  double rope_scale = 1.0;                 ///< multiplies cos and sin (of rope_inv_freq only)
+  std::vector<std::int64_t> windows;       ///< by layer, 0: all positions; empty: no windows
   Activation activation = Activation::silu;
   NormPlacement norm_placement = NormPlacement::pre;
   QkNorm qk_norm = QkNorm::none;
-  double attention_softcap = 0.0;        ///< 0: none
-  double final_softcap = 0.0;            ///< of the logits; 0: none
+  double attention_softcap = 0.0;  ///< 0: none
+  double final_softcap = 0.0;      ///< of the logits; 0: none
   double embedding_scale = 1.0;
-  double residual_scale = 1.0;           ///< multiplies what each block adds to the residual
+  double residual_scale = 1.0;  ///< multiplies what each block adds to the residual
   double logits_scale = 1.0;
   bool qkv_bias = false;
   bool output_bias = false;
   bool mlp_bias = false;
   bool tied_embeddings = false;
-  std::vector<TokenId> eos_token_ids;    ///< for callers: the core stops only where it is told to
+  std::vector<TokenId> eos_token_ids;  ///< for callers: the core stops only where it is told to
 
   /// Throws InvalidArgument naming the first field that does not fit the others.
   void check() const;

@@ -24,24 +24,24 @@ SPECRT_API Verification verification_from_name(const std::string& name);
 /// min_tokens, a TokenConstraint); then temperature, top_k, top_p, min_p, each on what the one
 /// before left, as in Hugging Face transformers.
 struct SPECRT_API SamplingParams {
-  std::int64_t max_tokens = 16;  ///< tokens to generate, >= 0
-  std::int64_t min_tokens = 0;   ///< no stop token before so many
-  double temperature = 0.0;      ///< < 1e-5 means greedy
-  std::int64_t top_k = 0;        ///< 0: no limit
-  double top_p = 1.0;            ///< (0, 1]
-  double min_p = 0.0;            ///< [0, 1]
+  std::int64_t max_tokens = 16;     ///< tokens to generate, >= 0
+  std::int64_t min_tokens = 0;      ///< no stop token before so many
+  double temperature = 0.0;         ///< < 1e-5 means greedy
+  std::int64_t top_k = 0;           ///< 0: no limit
+  double top_p = 1.0;               ///< (0, 1]
+  double min_p = 0.0;               ///< [0, 1]
   double repetition_penalty = 1.0;  ///< > 0; over prompt and output (Keskar et al. 1909.05858)
   double frequency_penalty = 0.0;   ///< times a token's count in the output, subtracted
   double presence_penalty = 0.0;    ///< subtracted once a token is in the output
   std::vector<std::pair<TokenId, float>> logit_bias;
-  std::vector<TokenId> allowed_token_ids;        ///< empty: all
-  std::vector<std::vector<TokenId>> bad_words;   ///< token sequences that may not be completed
+  std::vector<TokenId> allowed_token_ids;       ///< empty: all
+  std::vector<std::vector<TokenId>> bad_words;  ///< token sequences that may not be completed
   std::uint64_t seed = 0;
-  std::uint32_t sample_index = 0;        ///< among the n samples of one prompt
-  std::vector<TokenId> stop_token_ids;   ///< each ends the sequence; the model's EOS belongs here
+  std::uint32_t sample_index = 0;       ///< among the n samples of one prompt
+  std::vector<TokenId> stop_token_ids;  ///< each ends the sequence; the model's EOS belongs here
   Verification verification = Verification::coupled;
-  std::int32_t logprobs = -1;            ///< -1: none; k >= 0: the chosen token's and the top k
-  std::int32_t prompt_logprobs = -1;     ///< the same for the prompt's tokens; >= 0 skips prefix reuse
+  std::int32_t logprobs = -1;         ///< -1: none; k >= 0: the chosen token's and the top k
+  std::int32_t prompt_logprobs = -1;  ///< the same for the prompt's tokens; >= 0 skips prefix reuse
 
   static constexpr double kGreedyBelow = 1e-5;
   bool greedy() const { return temperature < kGreedyBelow; }

@@ -19,7 +19,8 @@ void bind_cpu(py::module_& module) {
       },
       "The levels that this build has and this machine can run, ascending.");
   module.def(
-      "resolve_cpu_isa", [](const std::string& name) { return std::string(name_of(cpu_isa_from_name(name))); },
+      "resolve_cpu_isa",
+      [](const std::string& name) { return std::string(name_of(cpu_isa_from_name(name))); },
       py::arg("name"), "'auto' or a level's name to the level; raises where it cannot run here.");
   module.def("default_thread_count", &default_thread_count,
              "Cores that this process may use: affinity mask, then cgroup quota.");

@@ -30,22 +30,24 @@ DecoderOptions make_options(std::int64_t kv_cache_bytes, std::int64_t max_model_
 
 const char* finish_name(Finish finish) {
   switch (finish) {
-    case Finish::none: return "";
-    case Finish::stop: return "stop";
-    case Finish::length: return "length";
-    case Finish::error: return "error";
+    case Finish::none:
+      return "";
+    case Finish::stop:
+      return "stop";
+    case Finish::length:
+      return "length";
+    case Finish::error:
+      return "error";
   }
   return "";
 }
 
 // Typed for the stubs.
 using PyLogprobs =
-    py::typing::Tuple<float, std::int64_t,
-                      py::typing::List<py::typing::Tuple<TokenId, float>>>;
-using PyProgress =
-    py::typing::Tuple<SequenceId, py::typing::List<TokenId>,
-                      py::typing::Optional<py::typing::List<PyLogprobs>>, py::str,
-                      py::typing::Optional<SequenceCounters>, py::str>;
+    py::typing::Tuple<float, std::int64_t, py::typing::List<py::typing::Tuple<TokenId, float>>>;
+using PyProgress = py::typing::Tuple<SequenceId, py::typing::List<TokenId>,
+                                     py::typing::Optional<py::typing::List<PyLogprobs>>, py::str,
+                                     py::typing::Optional<SequenceCounters>, py::str>;
 using PyState = py::typing::Tuple<SequenceId, std::int64_t, std::int64_t, std::int64_t, bool>;
 
 py::object token_logprobs(const TokenLogprobs& entry) {
@@ -61,8 +63,8 @@ py::object logprobs_list(std::span<const TokenLogprobs> entries) {
   return out;
 }
 
-// (id, tokens, logprobs or None, prompt_logprobs or None, finish or "", counters or None, error): plain tuples, since one
-// is made for every sequence and round.
+// (id, tokens, logprobs or None, prompt_logprobs or None, finish or "", counters or None, error):
+// plain tuples, since one is made for every sequence and round.
 py::typing::List<PyProgress> to_python(std::span<const Progress> progress) {
   py::typing::List<PyProgress> out;
   for (const Progress& p : progress) {
@@ -71,7 +73,8 @@ py::typing::List<PyProgress> to_python(std::span<const Progress> progress) {
     py::object counters = py::none();
     if (p.finish != Finish::none) counters = py::cast(*p.counters);
     out.append(py::make_tuple(p.id, tokens, logprobs_list(p.logprobs),
-                              logprobs_list(p.prompt_logprobs), finish_name(p.finish), counters, p.error));
+                              logprobs_list(p.prompt_logprobs), finish_name(p.finish), counters,
+                              p.error));
   }
   return out;
 }
@@ -136,9 +139,9 @@ void bind_decoder(py::module_& module) {
 
   py::class_<Decoder>(module, "Decoder", "Rounds of draft, verify and commit over one target.")
       .def(py::init([](const Model& model, std::int64_t kv_cache_bytes, std::int64_t max_model_len,
-                       int max_batch_size, int max_rows, int block_size,
-                       bool enable_prefix_caching, std::shared_ptr<ThreadTeam> team,
-                       const std::string& cpu_isa, bool check_invariants) {
+                       int max_batch_size, int max_rows, int block_size, bool enable_prefix_caching,
+                       std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa,
+                       bool check_invariants) {
              const DecoderOptions options =
                  make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
                               enable_prefix_caching, std::move(team), cpu_isa, check_invariants);
@@ -171,15 +174,17 @@ void bind_decoder(py::module_& module) {
            "Ends a sequence in its last round less `dropped` tokens; returns its counters.")
       .def("cancel", &Decoder::cancel, py::arg("id"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("idle", &Decoder::idle)
-      .def("sequences",
-           [](const Decoder& decoder) {
-             py::typing::List<PyState> out;
-             for (const SequenceState& s : decoder.sequences()) {
-               out.append(py::make_tuple(s.id, s.prompt_left, s.length, s.tokens_left, s.has_drafter));
-             }
-             return out;
-           },
-           "(id, prompt_left, length, tokens_left, has_drafter) of each running sequence.")
+      .def(
+          "sequences",
+          [](const Decoder& decoder) {
+            py::typing::List<PyState> out;
+            for (const SequenceState& s : decoder.sequences()) {
+              out.append(
+                  py::make_tuple(s.id, s.prompt_left, s.length, s.tokens_left, s.has_drafter));
+            }
+            return out;
+          },
+          "(id, prompt_left, length, tokens_left, has_drafter) of each running sequence.")
       .def(
           "begin_round",
           [](Decoder& decoder, const std::vector<std::pair<SequenceId, std::int64_t>>& plan) {
@@ -188,16 +193,18 @@ void bind_decoder(py::module_& module) {
             decoder.begin_round(items);
           },
           py::arg("plan"), "Drafts and lays out the pass. plan: (id, tokens) pairs.")
-      .def("finish_round",
-           [](Decoder& decoder) {
-             std::span<const Progress> progress;
-             {
-               const py::gil_scoped_release released;
-               progress = decoder.finish_round();
-             }
-             return to_python(progress);
-           },
-           "Runs the pass: a list of (id, tokens, logprobs, prompt_logprobs, finish, counters, error).")
+      .def(
+          "finish_round",
+          [](Decoder& decoder) {
+            std::span<const Progress> progress;
+            {
+              const py::gil_scoped_release released;
+              progress = decoder.finish_round();
+            }
+            return to_python(progress);
+          },
+          "Runs the pass: a list of (id, tokens, logprobs, prompt_logprobs, finish, counters, "
+          "error).")
       .def(
           "round",
           [](Decoder& decoder, const std::vector<std::pair<SequenceId, std::int64_t>>& plan) {
@@ -214,7 +221,8 @@ void bind_decoder(py::module_& module) {
       .def_property_readonly("max_model_len", &Decoder::max_model_len)
       .def_property_readonly("max_rows", &Decoder::max_rows)
       .def_property_readonly("free_kv_tokens", &Decoder::free_kv_tokens)
-      .def_property_readonly("cpu_isa", [](const Decoder& d) { return std::string(name_of(d.cpu_isa())); })
+      .def_property_readonly("cpu_isa",
+                             [](const Decoder& d) { return std::string(name_of(d.cpu_isa())); })
       .def_property_readonly("threads", &Decoder::threads)
       .def("check_invariants", &Decoder::check_invariants);
 

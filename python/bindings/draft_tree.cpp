@@ -35,8 +35,9 @@ void bind_draft_tree(py::module_& module) {
           "The tree in which every node's parent is the node before it.")
       .def_property_readonly("tokens", [](const DraftTree& tree) { return copy(tree.tokens()); })
       .def_property_readonly("parents", [](const DraftTree& tree) { return copy(tree.parents()); })
-      .def_property_readonly("depths", [](const DraftTree& tree) { return copy(tree.depths()); },
-                             "1 for children of the root.")
+      .def_property_readonly(
+          "depths", [](const DraftTree& tree) { return copy(tree.depths()); },
+          "1 for children of the root.")
       .def_property_readonly("log_probs",
                              [](const DraftTree& tree) { return copy(tree.log_probs()); })
       .def(

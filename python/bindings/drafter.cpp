@@ -45,9 +45,8 @@ class PythonDrafter final : public Drafter {
 
   void observe(SequenceId, std::span<const TokenId> committed) override {
     const py::gil_scoped_acquire held;
-    guarded([&] {
-      object_.attr("observe")(std::vector<TokenId>(committed.begin(), committed.end()));
-    });
+    guarded(
+        [&] { object_.attr("observe")(std::vector<TokenId>(committed.begin(), committed.end())); });
   }
 
  private:
@@ -71,7 +70,8 @@ class PythonDrafter final : public Drafter {
 }  // namespace
 
 void bind_drafter(py::module_& module) {
-  py::class_<Drafter, std::shared_ptr<Drafter>>(module, "CoreDrafter", "A drafter as the core sees it.")
+  py::class_<Drafter, std::shared_ptr<Drafter>>(module, "CoreDrafter",
+                                                "A drafter as the core sees it.")
       .def_property_readonly("name", &Drafter::name)
       .def_property_readonly("memory", &Drafter::memory);
 
@@ -91,7 +91,8 @@ void bind_drafter(py::module_& module) {
       [](const Model& model, std::int64_t target_vocab_size, std::int64_t kv_cache_bytes,
          std::int64_t max_model_len, int max_batch_size, int max_rows, int block_size,
          bool enable_prefix_caching,
-         std::optional<std::pair<std::vector<TokenId>, std::vector<std::vector<TokenId>>>> vocabulary,
+         std::optional<std::pair<std::vector<TokenId>, std::vector<std::vector<TokenId>>>>
+             vocabulary,
          std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa) {
         DraftModelOptions options;
         options.kv_cache_bytes = kv_cache_bytes;

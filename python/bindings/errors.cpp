@@ -1,6 +1,5 @@
-#include "specrt/error.h"
-
 #include "bindings.h"
+#include "specrt/error.h"
 
 namespace specrt::python {
 

@@ -109,7 +109,8 @@ void bind_model(py::module_& module) {
         }
         return out;
       },
-      py::arg("config"), "(canonical name, shape) of every tensor that a model of this config has.");
+      py::arg("config"),
+      "(canonical name, shape) of every tensor that a model of this config has.");
   module.def(
       "weight_bytes",
       [](const ModelConfig& config, const std::string& dtype) {
@@ -123,7 +124,8 @@ void bind_model(py::module_& module) {
       .def("save", &Model::save, py::arg("path"), py::call_guard<py::gil_scoped_release>(),
            "Writes config and packed weights; the file appears whole or not at all.")
       .def_property_readonly("config", &Model::config, py::return_value_policy::copy)
-      .def_property_readonly("dtype", [](const Model& model) { return std::string(name_of(model.dtype())); })
+      .def_property_readonly("dtype",
+                             [](const Model& model) { return std::string(name_of(model.dtype())); })
       .def_property_readonly("weight_bytes", &Model::weight_bytes);
 
   py::class_<ModelBuilder>(module, "ModelBuilder", "Takes a model's tensors one at a time.")
@@ -136,13 +138,15 @@ void bind_model(py::module_& module) {
           [](ModelBuilder& builder, const std::string& name, const std::string& dtype,
              const py::array& array) {
             const DType type = dtype_from_name(dtype);
-            const bool fits = type == DType::f32 ? py::isinstance<py::array_t<float>>(array)
-                                                 : py::isinstance<py::array_t<std::uint16_t>>(array);
+            const bool fits = type == DType::f32
+                                  ? py::isinstance<py::array_t<float>>(array)
+                                  : py::isinstance<py::array_t<std::uint16_t>>(array);
             if (!fits || !(array.flags() & py::array::c_style)) {
-              throw InvalidArgument(expected_got(
-                  name, std::string("a C-contiguous array of ") +
-                            (type == DType::f32 ? "float32" : "uint16 holding bfloat16"),
-                  py::str(array.dtype()).cast<std::string>()));
+              throw InvalidArgument(
+                  expected_got(name,
+                               std::string("a C-contiguous array of ") +
+                                   (type == DType::f32 ? "float32" : "uint16 holding bfloat16"),
+                               py::str(array.dtype()).cast<std::string>()));
             }
             const std::vector<std::int64_t> shape(array.shape(), array.shape() + array.ndim());
             const void* data = array.data();

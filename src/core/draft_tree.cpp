@@ -121,8 +121,8 @@ void DraftTree::set_distribution(std::int32_t node, std::span<const float> proba
   distribution_size_ = probabilities.size();
   const auto at = static_cast<std::size_t>(node + 1);
   if (distribution_row_.size() <= at) distribution_row_.resize(at + 1, -1);
-  distribution_row_[at] =
-      static_cast<std::int32_t>(distributions_.size() / std::max<std::size_t>(1, distribution_size_));
+  distribution_row_[at] = static_cast<std::int32_t>(distributions_.size() /
+                                                    std::max<std::size_t>(1, distribution_size_));
   distributions_.insert(distributions_.end(), probabilities.begin(), probabilities.end());
 }
 

@@ -64,8 +64,8 @@ void KvLayout::check() const {
     }
     const std::int64_t slots = group.num_blocks * block_size + scratch_slots;
     if (slots > INT32_MAX) {
-      throw InvalidArgument(expected_got("kv_cache_bytes", "at most 2^31 - 1 token slots",
-                                         std::to_string(slots)));
+      throw InvalidArgument(
+          expected_got("kv_cache_bytes", "at most 2^31 - 1 token slots", std::to_string(slots)));
     }
   }
 }
@@ -91,8 +91,7 @@ KvCache::KvCache(const KvLayout& layout) : layout_(layout) {
 const KvCache::Sequence& KvCache::find(SequenceId id) const {
   const auto found = sequences_.find(id);
   if (found == sequences_.end()) {
-    throw InvalidArgument(
-        expected_got("sequence", "an id in the cache", std::to_string(id)));
+    throw InvalidArgument(expected_got("sequence", "an id in the cache", std::to_string(id)));
   }
   return found->second;
 }
@@ -418,9 +417,9 @@ void KvCache::advance(SequenceId id, std::int64_t new_length, std::int64_t held)
   for (std::size_t g = 0; g < pools_.size(); ++g) {
     if (new_length < sequence.length ||
         blocks_for(new_length) > static_cast<std::int64_t>(sequence.tables[g].size())) {
-      throw InternalError(expected_got("advance", "a prepared length from " +
-                                                      std::to_string(sequence.length) + " on",
-                                       std::to_string(new_length)));
+      throw InternalError(expected_got(
+          "advance", "a prepared length from " + std::to_string(sequence.length) + " on",
+          std::to_string(new_length)));
     }
   }
   for (std::size_t g = 0; g < pools_.size(); ++g) {
@@ -474,11 +473,11 @@ void KvCache::truncate(SequenceId id, std::int64_t new_length) {
   for (std::size_t g = 0; g < pools_.size(); ++g) {
     if (layout_.groups[g].window > 0 && new_length > 0 && new_length < sequence.length) {
       const auto& table = sequence.tables[g];
-      const std::int64_t first = std::max<std::int64_t>(
-          0, new_length - layout_.groups[g].window + 1) / layout_.block_size;
+      const std::int64_t first =
+          std::max<std::int64_t>(0, new_length - layout_.groups[g].window + 1) / layout_.block_size;
       if (table[static_cast<std::size_t>(first)] < 0) {
-        throw InvalidArgument(expected_got(
-            "truncate", "a length whose window is still held", std::to_string(new_length)));
+        throw InvalidArgument(expected_got("truncate", "a length whose window is still held",
+                                           std::to_string(new_length)));
       }
     }
   }
@@ -501,8 +500,8 @@ std::int64_t KvCache::short_after_cut(SequenceId id, std::int64_t group, std::in
   const Pool& pool = pools_[g];
   const auto& table = sequence.tables[g];
   const auto keep = std::min(table.size(), static_cast<std::size_t>(blocks_for(new_length)));
-  std::int64_t promised = pool.set_aside - owed(sequence, group) +
-                          owed_with(sequence, group, keep, new_length);
+  std::int64_t promised =
+      pool.set_aside - owed(sequence, group) + owed_with(sequence, group, keep, new_length);
   std::int64_t to_be_had = static_cast<std::int64_t>(pool.free.size()) + pool.idle;
   for (std::size_t i = keep; i < table.size(); ++i) {
     if (table[i] < 0) continue;

@@ -25,7 +25,7 @@ struct KvGroup {
   std::vector<std::int64_t> layers;
   std::vector<KvPlane> planes;  ///< of each layer
   std::int64_t num_blocks = 0;
-  std::int64_t window = 0;      ///< 0: everything; else only the last `window` positions are seen
+  std::int64_t window = 0;  ///< 0: everything; else only the last `window` positions are seen
   std::int64_t bytes_per_slot() const;
 };
 

@@ -21,8 +21,8 @@ void require(bool condition, const char* what, const std::string& expected, T go
 // Written so that a NaN fails every comparison.
 void SamplingParams::check(std::int64_t vocab_size) const {
   require(max_tokens >= 0, "max_tokens", "an integer >= 0", max_tokens);
-  require(temperature >= 0.0 && std::isfinite(temperature), "temperature",
-          "a finite number >= 0", temperature);
+  require(temperature >= 0.0 && std::isfinite(temperature), "temperature", "a finite number >= 0",
+          temperature);
   require(top_k >= 0, "top_k", "an integer >= 0 (0 for no limit)", top_k);
   require(top_p > 0.0 && top_p <= 1.0, "top_p", "a number in (0, 1]", top_p);
   require(min_p >= 0.0 && min_p <= 1.0, "min_p", "a number in [0, 1]", min_p);

@@ -26,8 +26,8 @@ constexpr std::int64_t max_slots(std::int64_t capacity) { return 3 * capacity + 
 struct Automaton {
   std::int32_t length;  // of the longest string
   std::int32_t link;
-  std::int32_t first;   // tokens up to the first end
-  TokenId edge;         // token of the newest explicit transition, or kNone
+  std::int32_t first;  // tokens up to the first end
+  TokenId edge;        // token of the newest explicit transition, or kNone
 };
 
 struct Edge {
@@ -70,9 +70,7 @@ struct SuffixIndex::State {
   std::int32_t last = 0;   // the state of the whole text
   std::int32_t point = 0;  // the state of the matched suffix
 
-  bool is_prefix(std::int32_t state) const {
-    return states[state].length == states[state].first;
-  }
+  bool is_prefix(std::int32_t state) const { return states[state].length == states[state].first; }
 
   // Prefixes get their states in order, each with at most one clone after it.
   std::int32_t next_prefix(std::int32_t state) const {
@@ -80,8 +78,8 @@ struct SuffixIndex::State {
   }
 
   std::size_t slot_of(std::int32_t state, TokenId token) const {
-    std::uint64_t h = std::uint64_t{static_cast<std::uint32_t>(state)} << 32 |
-                      static_cast<std::uint32_t>(token);
+    std::uint64_t h =
+        std::uint64_t{static_cast<std::uint32_t>(state)} << 32 | static_cast<std::uint32_t>(token);
     h = (h ^ (h >> 32)) * 0x9E3779B97F4A7C15u;
     h = (h ^ (h >> 29)) * 0xBF58476D1CE4E5B9u;
     return static_cast<std::size_t>((h >> 32) * table.size() >> 32);
@@ -266,13 +264,12 @@ struct SuffixIndex::State {
 
 SuffixIndex::SuffixIndex(std::int64_t max_match, bool most_recent, std::int64_t capacity) {
   if (max_match < 1) {
-    throw InvalidArgument(
-        expected_got("max_match", "an integer >= 1", std::to_string(max_match)));
+    throw InvalidArgument(expected_got("max_match", "an integer >= 1", std::to_string(max_match)));
   }
   if (capacity < 0 || capacity > kMaxCapacity) {
-    throw InvalidArgument(expected_got(
-        "capacity", "an integer in [0, " + std::to_string(kMaxCapacity) + "]",
-        std::to_string(capacity)));
+    throw InvalidArgument(expected_got("capacity",
+                                       "an integer in [0, " + std::to_string(kMaxCapacity) + "]",
+                                       std::to_string(capacity)));
   }
   state_ = std::make_unique<State>();
   state_->max_match = max_match;
@@ -294,9 +291,8 @@ void SuffixIndex::append(std::span<const TokenId> tokens) {
   State& s = *state_;
   const std::size_t size = s.text.size() + tokens.size();
   if (size > static_cast<std::size_t>(s.capacity)) {
-    throw CapacityError(expected_got("suffix index",
-                                     "at most " + std::to_string(s.capacity) + " tokens",
-                                     std::to_string(size)));
+    throw CapacityError(expected_got(
+        "suffix index", "at most " + std::to_string(s.capacity) + " tokens", std::to_string(size)));
   }
   for (const TokenId token : tokens) {
     if (token < 0) throw InvalidArgument(expected_got("token", "ids >= 0", std::to_string(token)));

@@ -13,9 +13,9 @@ namespace {
 
 constexpr std::int64_t kTileRows = 16;
 constexpr std::int64_t kStepK = 32;
-constexpr std::int64_t kPairBytes = kPanel * 4;             // a pair of k of a whole panel
+constexpr std::int64_t kPairBytes = kPanel * 4;               // a pair of k of a whole panel
 constexpr std::int64_t kStepBytes = kStepK / 2 * kPairBytes;  // a step of a panel
-constexpr std::int64_t kAhead = 8 * 1024;                   // bytes fetched before their use
+constexpr std::int64_t kAhead = 8 * 1024;                     // bytes fetched before their use
 
 struct alignas(64) TileConfig {
   std::uint8_t palette = 1;
@@ -41,8 +41,7 @@ void prepare(const float* x, std::int64_t rows, std::int64_t x_stride, std::int6
   const std::int64_t steps = (k + kStepK - 1) / kStepK;
   auto* base = static_cast<std::uint16_t*>(out);
   for (std::int64_t row = row_begin; row < row_end; ++row) {
-    std::uint16_t* to =
-        base + (row / kTileRows * steps * kTileRows + row % kTileRows) * kStepK;
+    std::uint16_t* to = base + (row / kTileRows * steps * kTileRows + row % kTileRows) * kStepK;
     for (std::int64_t step = 0; step < steps; ++step, to += kTileRows * kStepK) {
       __m512 low = _mm512_setzero_ps();
       __m512 high = _mm512_setzero_ps();
@@ -62,11 +61,11 @@ void prepare(const float* x, std::int64_t rows, std::int64_t x_stride, std::int6
 
 /// The steps of one or two panels, each of 16 outputs twice, for one or two tiles of rows.
 struct Block {
-  const char* x[2];  ///< prepared rows
-  const char* w[2];  ///< panels
-  std::int64_t whole;  ///< steps whose 32 of k all exist
+  const char* x[2];     ///< prepared rows
+  const char* w[2];     ///< panels
+  std::int64_t whole;   ///< steps whose 32 of k all exist
   const char* tail[2];  ///< a last step filled up with zeros, or null
-  bool ahead;        ///< the weights come from memory and are used once
+  bool ahead;           ///< the weights come from memory and are used once
 };
 
 inline void fetch(const char* w) {
@@ -149,8 +148,9 @@ void finish(const GemmArgs& args, const float* sums, std::int64_t row, std::int6
   const std::int64_t first = panel * kPanel;
   const std::int64_t count = args.n - first < kPanel ? args.n - first : kPanel;
   const auto low = static_cast<__mmask16>(count >= 16 ? 0xFFFF : (1 << count) - 1);
-  const auto high =
-      static_cast<__mmask16>(count >= 32 ? 0xFFFF : count <= 16 ? 0 : (1 << (count - 16)) - 1);
+  const auto high = static_cast<__mmask16>(count >= 32   ? 0xFFFF
+                                           : count <= 16 ? 0
+                                                         : (1 << (count - 16)) - 1);
   __m512 bias_low = _mm512_setzero_ps();
   __m512 bias_high = _mm512_setzero_ps();
   if (args.bias != nullptr) {

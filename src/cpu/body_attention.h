@@ -47,8 +47,7 @@ SPECRT_INLINE void find_places(const AttentionArgs& args, const AttentionRow& ro
     }
   }
   for (; i < places.count; ++i) {
-    places.at[i] =
-        (args.path_base + row.path[begin + i - row.table_positions]) * stride + base;
+    places.at[i] = (args.path_base + row.path[begin + i - row.table_positions]) * stride + base;
   }
   // What has left the window may be gone from the cache; its scores are masked below.
   for (i = 0; i < places.first; ++i) places.at[i] = places.at[places.first];

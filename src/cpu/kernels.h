@@ -28,29 +28,29 @@ inline constexpr std::int64_t kVocabChunk = 4096;
 // N is padded to whole panels and odd K to even with zeros.
 
 struct GemmArgs {
-  const float* x = nullptr;     ///< [rows, x_stride]; values already bf16 where the weight is
+  const float* x = nullptr;  ///< [rows, x_stride]; values already bf16 where the weight is
   std::int64_t rows = 0;
   std::int64_t x_stride = 0;
-  const void* weight = nullptr; ///< packed
-  std::int64_t n = 0;           ///< real outputs, not padded
+  const void* weight = nullptr;  ///< packed
+  std::int64_t n = 0;            ///< real outputs, not padded
   std::int64_t k = 0;
   const float* bias = nullptr;  ///< [n] or null
   float* y = nullptr;           ///< [rows, y_stride]
   std::int64_t y_stride = 0;
   /// What Kernels::prepare_bf16 made of x, where the level has one; gemm_bf16 then reads only this.
   const void* prepared = nullptr;
-  bool accumulate = false;      ///< y += x W^T (the residual stream) instead of y = x W^T
+  bool accumulate = false;  ///< y += x W^T (the residual stream) instead of y = x W^T
 };
 
 /// One query token. Positions [0, table_positions) are found through the block table, the
 /// following path_length ones (a draft node's ancestors, then itself) through slots. The token
 /// itself is the last of them.
 struct AttentionRow {
-  const float* q = nullptr;             ///< [q_heads, head_dim], rotated
-  float* out = nullptr;                 ///< [q_heads, head_dim]
+  const float* q = nullptr;  ///< [q_heads, head_dim], rotated
+  float* out = nullptr;      ///< [q_heads, head_dim]
   const std::int32_t* table = nullptr;
   std::int64_t table_positions = 0;
-  const std::int32_t* path = nullptr;   ///< slots less AttentionArgs::path_base
+  const std::int32_t* path = nullptr;  ///< slots less AttentionArgs::path_base
   std::int64_t path_length = 0;
 };
 
@@ -58,15 +58,16 @@ struct AttentionArgs {
   const void* k = nullptr;  ///< [slots, kv_heads, head_dim] of kv_dtype
   const void* v = nullptr;
   DType kv_dtype = DType::f32;
-  std::int64_t block_size = 0;  ///< slot of position p: table[p / block_size] * block_size + p % block_size
-  std::int64_t path_base = 0;   ///< slot of a path entry = path_base + entry
+  std::int64_t block_size =
+      0;  ///< slot of position p: table[p / block_size] * block_size + p % block_size
+  std::int64_t path_base = 0;  ///< slot of a path entry = path_base + entry
   std::int64_t q_heads = 0;
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
   float scale = 0.0f;
-  float softcap = 0.0f;         ///< > 0: scores become softcap * tanh(score / softcap)
-  std::int64_t window = 0;      ///< > 0: only the last `window` positions, the token itself included
-  bool round_output = false;    ///< out rounded to bf16 values
+  float softcap = 0.0f;       ///< > 0: scores become softcap * tanh(score / softcap)
+  std::int64_t window = 0;    ///< > 0: only the last `window` positions, the token itself included
+  bool round_output = false;  ///< out rounded to bf16 values
   const AttentionRow* rows = nullptr;
 };
 
@@ -145,8 +146,7 @@ struct Kernels {
   /// The exponential race, which draws from weights / sum(weights): the id with the smallest
   /// -log1p(-u(id)) / weights[i], u from the Philox stream of `key` with counter id. ids null
   /// means id = i. Weights <= 0 never win. The result does not depend on how it is searched.
-  Race (*race)(const float* weights, const std::int32_t* ids, std::int64_t n,
-               const NoiseKey& key);
+  Race (*race)(const float* weights, const std::int32_t* ids, std::int64_t n, const NoiseKey& key);
 };
 
 inline std::int64_t prepared_bytes(std::int64_t rows, std::int64_t k) {
@@ -154,7 +154,7 @@ inline std::int64_t prepared_bytes(std::int64_t rows, std::int64_t k) {
 }
 
 const Kernels& scalar_kernels();
-const Kernels* avx2_kernels();    ///< null where the build has none
+const Kernels* avx2_kernels();  ///< null where the build has none
 const Kernels* avx512_kernels();
 /// AVX-512's table with the products that the tile unit does better; null where the build has none.
 const Kernels* amx_kernels();

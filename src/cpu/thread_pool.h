@@ -22,8 +22,11 @@ class ThreadPool {
   /// must not throw.
   template <typename Body>
   void parallel(std::int64_t count, const Body& body) {
-    run(count, [](const void* context, std::int64_t begin,
-                  std::int64_t end) { (*static_cast<const Body*>(context))(begin, end); },
+    run(
+        count,
+        [](const void* context, std::int64_t begin, std::int64_t end) {
+          (*static_cast<const Body*>(context))(begin, end);
+        },
         &body);
   }
 

@@ -26,12 +26,13 @@ float finite_max(const cpu::Kernels& kernels, std::span<const float> logits, Tok
   return best.value;
 }
 
-cpu::NoiseKey noise_key(const SamplingParams& params, std::int64_t position, Purpose purpose) {
+cpu::NoiseKey noise_key(const SamplingParams& params, std::int64_t position,
+                        std::uint32_t purpose) {
   cpu::NoiseKey key;
   key.seed = params.seed;
   key.sample_index = params.sample_index;
   key.position = static_cast<std::uint32_t>(position);
-  key.purpose = static_cast<std::uint32_t>(purpose);
+  key.purpose = purpose;
   return key;
 }
 
@@ -77,7 +78,8 @@ TokenId Chooser::choose(std::span<const float> logits, const SamplingParams& par
   const auto inv_temperature = static_cast<float>(1.0 / params.temperature);
   const double sum = kernels_->exp_weights(logits.data(), n, max, inv_temperature, weights_.data());
   if (!filters(params, n)) {
-    return draw({weights_.data(), logits.size()}, params, position, Purpose::target_choice);
+    return draw({weights_.data(), logits.size()}, params, position,
+                purpose_word(Purpose::target_choice));
   }
   filter(logits, params, sum);
   kept_.clear();
@@ -85,12 +87,12 @@ TokenId Chooser::choose(std::span<const float> logits, const SamplingParams& par
   return static_cast<TokenId>(
       kernels_
           ->race(kept_.data(), ids_.data(), static_cast<std::int64_t>(ids_.size()),
-                 noise_key(params, position, Purpose::target_choice))
+                 noise_key(params, position, purpose_word(Purpose::target_choice)))
           .token);
 }
 
 TokenId Chooser::draw(std::span<const float> weights, const SamplingParams& params,
-                      std::int64_t position, Purpose purpose) const {
+                      std::int64_t position, std::uint32_t purpose) const {
   return static_cast<TokenId>(kernels_
                                   ->race(weights.data(), nullptr,
                                          static_cast<std::int64_t>(weights.size()),
@@ -138,7 +140,8 @@ void Chooser::filter(std::span<const float> logits, const SamplingParams& params
   const double floor =
       by_top_p && !by_top_k ? sum * (1.0 - params.top_p) / static_cast<double>(n) : -1.0;
   for (std::int64_t id = 0; id < n; ++id) {
-    if (weights_[static_cast<std::size_t>(id)] > floor) ids_.push_back(static_cast<std::int32_t>(id));
+    if (weights_[static_cast<std::size_t>(id)] > floor)
+      ids_.push_back(static_cast<std::int32_t>(id));
   }
   if (by_top_k) {
     const auto kth = ids_.begin() + static_cast<std::ptrdiff_t>(params.top_k);
@@ -172,9 +175,8 @@ void Chooser::filter(std::span<const float> logits, const SamplingParams& params
 double Chooser::log_sum_exp(std::span<const float> logits) {
   TokenId arg_max = 0;
   const float max = finite_max(*kernels_, logits, &arg_max);
-  return double{max} +
-         std::log(kernels_->exp_sum(logits.data(), static_cast<std::int64_t>(logits.size()), max,
-                                    1.0f));
+  return double{max} + std::log(kernels_->exp_sum(
+                           logits.data(), static_cast<std::int64_t>(logits.size()), max, 1.0f));
 }
 
 float Chooser::logprob(std::span<const float> logits, TokenId token) {
@@ -201,8 +203,8 @@ void Chooser::logprobs(std::span<const float> logits, TokenId token, std::int32_
                     order);
   for (std::size_t i = 0; i < count; ++i) {
     const std::int32_t id = ids_[i];
-    out.top.emplace_back(
-        id, static_cast<float>(double{logits[static_cast<std::size_t>(id)]} - lse));
+    out.top.emplace_back(id,
+                         static_cast<float>(double{logits[static_cast<std::size_t>(id)]} - lse));
   }
 }
 

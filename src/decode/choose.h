@@ -34,13 +34,12 @@ class Chooser {
   /// to about 1. One-hot where greedy. Valid until the next call.
   std::span<float> distribution(std::span<const float> logits, const SamplingParams& params);
 
-  /// Draws from weights (any positive scale) with the noise of `purpose` at `position`.
+  /// Draws from weights (any positive scale) with the noise of a purpose_word() at `position`.
   TokenId draw(std::span<const float> weights, const SamplingParams& params, std::int64_t position,
-               Purpose purpose) const;
+               std::uint32_t purpose) const;
 
   /// Raw log-softmax of `token` and of the `top` most likely.
-  void logprobs(std::span<const float> logits, TokenId token, std::int32_t top,
-                TokenLogprobs& out);
+  void logprobs(std::span<const float> logits, TokenId token, std::int32_t top, TokenLogprobs& out);
 
   /// log-softmax of one token.
   float logprob(std::span<const float> logits, TokenId token);
@@ -54,9 +53,9 @@ class Chooser {
   void filter(std::span<const float> logits, const SamplingParams& params, double sum);
 
   const cpu::Kernels* kernels_;
-  std::vector<float> weights_;      // exp((x - max) / T), by vocabulary id
-  std::vector<std::int32_t> ids_;   // candidates left by the filters
-  std::vector<float> kept_;         // their weights
+  std::vector<float> weights_;     // exp((x - max) / T), by vocabulary id
+  std::vector<std::int32_t> ids_;  // candidates left by the filters
+  std::vector<float> kept_;        // their weights
   std::vector<float> processed_;
   std::vector<float> law_;
 };

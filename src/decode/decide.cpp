@@ -56,8 +56,7 @@ void Decoder::Impl::take(Sequence& s, TokenId token, std::int32_t child) {
 }
 
 void Decoder::Impl::choose(Sequence& s, std::span<const float> logits) {
-  const std::int64_t position =
-      s.length() + static_cast<std::int64_t>(s.walk.emitted().size());
+  const std::int64_t position = s.length() + static_cast<std::int64_t>(s.walk.emitted().size());
   try {
     if (s.verifies_block()) {
       step_block(s, logits, position);
@@ -107,7 +106,7 @@ void Decoder::Impl::finish_block(Sequence& s) {
   }
   const std::int32_t accepted = s.block.accepted();
   const TokenId last = chooser.draw(s.block.residual(), s.params, s.length() + accepted,
-                                    Purpose::residual);
+                                    purpose_word(Purpose::residual));
   if (s.params.logprobs >= 0) {
     s.logprobs.resize(static_cast<std::size_t>(accepted));
     add_logprobs(s, s.last_logits, last, s.logprobs);
@@ -134,8 +133,8 @@ void Decoder::Impl::add_prompt_logprobs(Sequence& s, std::span<const std::int64_
       chooser.logprobs(logits.subspan(i * vocab, vocab), s.tokens[static_cast<std::size_t>(told)],
                        s.params.prompt_logprobs, s.prompt_logprobs.back());
     } catch (const NumericError& error) {
-      fail(s, std::string(error.what()) + " at position " + std::to_string(told) +
-                  " of sequence " + std::to_string(s.id));
+      fail(s, std::string(error.what()) + " at position " + std::to_string(told) + " of sequence " +
+                  std::to_string(s.id));
       return;
     }
   }

@@ -7,7 +7,6 @@
 namespace specrt {
 namespace {
 
-
 void require_cache(const DecoderOptions& options) {
   if (options.kv_cache_bytes <= 0) {
     throw InvalidArgument(
@@ -27,7 +26,8 @@ RunnerOptions runner_options(const DecoderOptions& options, bool with_team) {
   out.prefix_reuse = options.enable_prefix_caching;
   out.cpu_isa = options.cpu_isa;
   if (with_team) {
-    out.team = options.team != nullptr ? options.team : std::make_shared<ThreadTeam>(options.threads);
+    out.team =
+        options.team != nullptr ? options.team : std::make_shared<ThreadTeam>(options.threads);
   }
   return out;
 }
@@ -90,14 +90,14 @@ void Decoder::check(std::span<const TokenId> prompt, const SamplingParams& param
   if (length == 0) throw InvalidArgument(expected_got("prompt", "at least one token", "none"));
   const std::int64_t limit = d.runner.max_model_len();
   if (length >= limit) {
-    throw InvalidArgument(expected_got(
-        "prompt", "fewer tokens than max_model_len = " + std::to_string(limit),
-        std::to_string(length)));
+    throw InvalidArgument(expected_got("prompt",
+                                       "fewer tokens than max_model_len = " + std::to_string(limit),
+                                       std::to_string(length)));
   }
   for (const TokenId token : prompt) {
     if (token < 0 || token >= vocab) {
-      throw InvalidArgument(expected_got("prompt", "token ids in [0, " + std::to_string(vocab) + ")",
-                                         std::to_string(token)));
+      throw InvalidArgument(expected_got(
+          "prompt", "token ids in [0, " + std::to_string(vocab) + ")", std::to_string(token)));
     }
   }
   const std::int64_t max_length = d.max_length(length, params.max_tokens);
@@ -107,7 +107,8 @@ void Decoder::check(std::span<const TokenId> prompt, const SamplingParams& param
     const std::int64_t capacity = layout.groups[0].num_blocks * layout.block_size;
     throw CapacityError(expected_got(
         "kv_cache_bytes", "room for " + std::to_string(needed) + " tokens of this request",
-        std::to_string(capacity) + " tokens in all; shorten the prompt or max_tokens, or raise kv_cache_bytes"));
+        std::to_string(capacity) +
+            " tokens in all; shorten the prompt or max_tokens, or raise kv_cache_bytes"));
   }
 }
 
@@ -117,14 +118,16 @@ SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& p
   Impl& d = *impl_;
   check(prompt, params);
   if (constraint != nullptr && params.verification == Verification::block) {
-    throw UnsupportedError(expected_got("verification", "coupled or rejection with a constraint", "block"));
+    throw UnsupportedError(
+        expected_got("verification", "coupled or rejection with a constraint", "block"));
   }
   const auto length = static_cast<std::int64_t>(prompt.size());
   const std::int64_t max_length = d.max_length(length, params.max_tokens);
   const std::int64_t needed = Impl::kv_positions(max_length);
   if (static_cast<int>(d.live.size()) >= d.options.max_batch_size) {
     throw CapacityError(expected_got(
-        "max_batch_size", "fewer than " + std::to_string(d.options.max_batch_size) + " sequences running",
+        "max_batch_size",
+        "fewer than " + std::to_string(d.options.max_batch_size) + " sequences running",
         std::to_string(d.live.size())));
   }
   auto sequence = std::make_unique<Sequence>();
@@ -136,7 +139,8 @@ SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& p
   sequence->tokens.reserve(static_cast<std::size_t>(max_length));
   sequence->tokens.assign(prompt.begin(), prompt.end());
   sequence->counters.prompt_tokens = length;
-  sequence->state = LogitsState(params, prompt, d.runner.config().vocab_size, std::move(constraint));
+  sequence->state =
+      LogitsState(params, prompt, d.runner.config().vocab_size, std::move(constraint));
   // Prompt log-probabilities need every row of the prompt, so nothing of it may be skipped.
   const bool reuse = params.prompt_logprobs < 0;
   sequence->processed =
@@ -160,7 +164,8 @@ void Decoder::cancel(SequenceId id) {
   Impl& d = *impl_;
   d.find(id);
   if (d.round_open) {
-    throw InvalidArgument("[cancel] expected no round between begin_round and finish_round, got an open one");
+    throw InvalidArgument(
+        "[cancel] expected no round between begin_round and finish_round, got an open one");
   }
   for (auto& sequence : d.live) {
     if (sequence->id == id) sequence->finish = Finish::error;
@@ -178,10 +183,11 @@ SequenceCounters Decoder::stop(SequenceId id, std::int64_t dropped) {
   Sequence& s = running ? d.find(id) : **over;
   const auto emitted = static_cast<std::int64_t>(s.walk.emitted().size());
   if (d.round_open || !s.wants_choice || dropped < 0 || dropped >= emitted) {
-    throw InvalidArgument(expected_got(
-        "stop", "to drop less than the " + std::to_string(s.wants_choice ? emitted : 0) +
-                    " tokens of the sequence's last round, right after it",
-        std::to_string(dropped)));
+    throw InvalidArgument(expected_got("stop",
+                                       "to drop less than the " +
+                                           std::to_string(s.wants_choice ? emitted : 0) +
+                                           " tokens of the sequence's last round, right after it",
+                                       std::to_string(dropped)));
   }
   SequenceCounters counters = s.counters;
   if (counters.rounds > 0) {  // else its only token is prefill's, which belongs to no round

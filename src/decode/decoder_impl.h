@@ -22,8 +22,8 @@ struct Decoder::Impl {
   DecoderOptions options;
   Runner runner;
   Chooser chooser;
-  std::vector<std::unique_ptr<Sequence>> live;                 // in order of arrival
-  std::vector<std::unique_ptr<Sequence>> gone;                 // finished in the last round
+  std::vector<std::unique_ptr<Sequence>> live;  // in order of arrival
+  std::vector<std::unique_ptr<Sequence>> gone;  // finished in the last round
   std::unordered_map<SequenceId, Sequence*> by_id;
   SequenceId next_id = 0;
   bool round_open = false;
@@ -40,7 +40,8 @@ struct Decoder::Impl {
   Sequence& find(SequenceId id) {
     const auto found = by_id.find(id);
     if (found == by_id.end()) {
-      throw InvalidArgument(expected_got("sequence", "the id of a running sequence", std::to_string(id)));
+      throw InvalidArgument(
+          expected_got("sequence", "the id of a running sequence", std::to_string(id)));
     }
     return *found->second;
   }

@@ -101,9 +101,8 @@ void LogitsState::mask(std::span<float> logits, bool with_constraint) {
   };
   for (const auto& word : params_.bad_words) {
     const std::size_t before = word.size() - 1;
-    if (tail_.size() >= before &&
-        std::equal(word.begin(), word.end() - 1,
-                   tail_.end() - static_cast<std::ptrdiff_t>(before))) {
+    if (tail_.size() >= before && std::equal(word.begin(), word.end() - 1,
+                                             tail_.end() - static_cast<std::ptrdiff_t>(before))) {
       never(word.back());
     }
   }

@@ -48,11 +48,11 @@ class LogitsState {
   bool neutral_ = true;
   bool penalties_ = false;
   std::unordered_map<TokenId, Seen> seen_;
-  std::vector<TokenId> tail_;            // prompt's end and output, for bad words
+  std::vector<TokenId> tail_;  // prompt's end and output, for bad words
   std::int64_t generated_ = 0;
   std::shared_ptr<TokenConstraint> constraint_;
   std::vector<std::uint32_t> bits_;
-  std::vector<std::uint32_t> allowed_;   // allowed_token_ids as bits
+  std::vector<std::uint32_t> allowed_;  // allowed_token_ids as bits
 };
 
 }  // namespace specrt

@@ -32,8 +32,8 @@ RunnerOptions runner_options(const DraftModelOptions& options) {
 /// is nothing to roll back in between, and positions are the drafter's own count.
 class ModelDrafter final : public Drafter {
  public:
-  ModelDrafter(const Model& model, std::int64_t target_vocab_size,
-               const DraftModelOptions& options, std::shared_ptr<const VocabularyMap> map)
+  ModelDrafter(const Model& model, std::int64_t target_vocab_size, const DraftModelOptions& options,
+               std::shared_ptr<const VocabularyMap> map)
       : runner_(model, runner_options(options)),
         map_(std::move(map)),
         target_vocab_(target_vocab_size),
@@ -59,8 +59,7 @@ class ModelDrafter final : public Drafter {
                                          runner_.max_model_len());
     state.translated = static_cast<std::int64_t>(prompt.size());
     state.reserved = length;
-    state.has_room =
-        runner_.cache().size() < max_batch_size_ && runner_.cache().can_add(length);
+    state.has_room = runner_.cache().size() < max_batch_size_ && runner_.cache().can_add(length);
     if (state.has_room) {
       const std::span<const TokenId> own = state.context;
       const auto known = static_cast<std::size_t>(runner_.cache().add(
@@ -77,7 +76,8 @@ class ModelDrafter final : public Drafter {
   void release(SequenceId id) override {
     const auto found = states_.find(id);
     if (found == states_.end()) {
-      throw InvalidArgument(expected_got("draft model", "an admitted sequence", std::to_string(id)));
+      throw InvalidArgument(
+          expected_got("draft model", "an admitted sequence", std::to_string(id)));
     }
     if (found->second.has_room) runner_.cache().remove(id);
     states_.erase(found);
@@ -123,7 +123,8 @@ class ModelDrafter final : public Drafter {
   void open(const DraftRequest& request, DraftTree& tree) {
     const auto found = states_.find(request.id);
     if (found == states_.end()) {
-      throw InvalidArgument(expected_got("draft model", "an admitted sequence", std::to_string(request.id)));
+      throw InvalidArgument(
+          expected_got("draft model", "an admitted sequence", std::to_string(request.id)));
     }
     State& state = found->second;
     translate(request.tokens.subspan(static_cast<std::size_t>(state.translated)), state.context);
@@ -188,9 +189,9 @@ class ModelDrafter final : public Drafter {
         const std::int64_t count = std::min(left, runner_.max_rows() - runner_.rows());
         if (count < left) more = true;
         if (count <= 0) continue;
-        const auto tokens = std::span<const TokenId>(a.state->context)
-                                .subspan(static_cast<std::size_t>(done),
-                                         static_cast<std::size_t>(count));
+        const auto tokens =
+            std::span<const TokenId>(a.state->context)
+                .subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count));
         runner_.add_committed(a.request->id, tokens);
         a.state->cached.insert(a.state->cached.end(), tokens.begin(), tokens.end());
         fed_.push_back({a.request->id, count});
@@ -219,8 +220,8 @@ class ModelDrafter final : public Drafter {
       runner_.advance(a.request->id, 1, static_cast<std::int64_t>(a.state->context.size()));
     }
     for (std::size_t first = 0; first < active_.size();) {
-      const std::size_t last = std::min(active_.size(),
-                                        first + static_cast<std::size_t>(Runner::kLogitRows));
+      const std::size_t last =
+          std::min(active_.size(), first + static_cast<std::size_t>(Runner::kLogitRows));
       rows_.clear();
       for (std::size_t i = first; i < last; ++i) rows_.push_back(active_[i].row);
       const std::span<const float> logits = runner_.logits(rows_);
@@ -258,7 +259,11 @@ class ModelDrafter final : public Drafter {
       log_prob = chooser_.logprob(logits, token);
     } else {
       const std::span<const float> law = chooser_.distribution(row, params);
-      token = chooser_.draw(law, params, position, Purpose::draft);
+      const auto start = static_cast<std::int64_t>(a.request->tokens.size());
+      const std::uint32_t purpose = params.verification == Verification::block
+                                        ? purpose_word(Purpose::draft, start)
+                                        : purpose_word(Purpose::draft);
+      token = chooser_.draw(law, params, position, purpose);
       log_prob = std::log(law[static_cast<std::size_t>(token)]);
       a.tree->set_draw(Draw::without_replacement);
       a.tree->set_distribution(parent, law);
@@ -300,7 +305,8 @@ class ModelDrafter final : public Drafter {
 std::shared_ptr<Drafter> make_model_drafter(const Model& model, std::int64_t target_vocab_size,
                                             const DraftModelOptions& options,
                                             std::shared_ptr<const VocabularyMap> vocabulary) {
-  if (!model.valid()) throw InvalidArgument("[draft model] expected a loaded model, got an empty one");
+  if (!model.valid())
+    throw InvalidArgument("[draft model] expected a loaded model, got an empty one");
   if (target_vocab_size < 1) {
     throw InvalidArgument(
         expected_got("target_vocab_size", "at least 1", std::to_string(target_vocab_size)));
@@ -312,12 +318,14 @@ std::shared_ptr<Drafter> make_model_drafter(const Model& model, std::int64_t tar
   if (vocabulary != nullptr) {
     const auto size = static_cast<std::size_t>(target_vocab_size);
     if (vocabulary->draft_of_target.size() != size || vocabulary->pieces.size() != size) {
-      throw InvalidArgument(expected_got("vocabulary", std::to_string(size) + " entries, one a target id",
+      throw InvalidArgument(expected_got("vocabulary",
+                                         std::to_string(size) + " entries, one a target id",
                                          std::to_string(vocabulary->draft_of_target.size())));
     }
     const auto check = [&](TokenId token, TokenId least) {
       if (token < least || token >= model.config().vocab_size) {
-        throw InvalidArgument(expected_got("vocabulary", "ids of the draft model", std::to_string(token)));
+        throw InvalidArgument(
+            expected_got("vocabulary", "ids of the draft model", std::to_string(token)));
       }
     };
     for (const TokenId token : vocabulary->draft_of_target) check(token, -1);

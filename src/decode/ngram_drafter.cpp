@@ -14,8 +14,8 @@ class NgramDrafter final : public Drafter {
  public:
   explicit NgramDrafter(const NgramOptions& options) : options_(options) {
     if (options.min_match < 1) {
-      throw InvalidArgument(expected_got("prompt_lookup_min", "an integer >= 1",
-                                         std::to_string(options.min_match)));
+      throw InvalidArgument(
+          expected_got("prompt_lookup_min", "an integer >= 1", std::to_string(options.min_match)));
     }
     if (options.max_match < options.min_match) {
       throw InvalidArgument(expected_got(
@@ -80,16 +80,18 @@ class NgramDrafter final : public Drafter {
   static void catch_up(SuffixIndex& index, const DraftRequest& request) {
     const std::size_t known = index.text().size();
     if (request.tokens.size() < known) {
-      throw InternalError(expected_got("tokens", "at least the " + std::to_string(known) +
-                                                     " tokens observed of sequence " +
-                                                     std::to_string(request.id),
+      throw InternalError(expected_got("tokens",
+                                       "at least the " + std::to_string(known) +
+                                           " tokens observed of sequence " +
+                                           std::to_string(request.id),
                                        std::to_string(request.tokens.size())));
     }
     if (known > 0 && request.tokens[known - 1] != index.text().back()) {
-      throw InternalError(expected_got(
-          "tokens", "token " + std::to_string(index.text().back()) + " as observed at " +
-                        std::to_string(known - 1) + " of sequence " + std::to_string(request.id),
-          std::to_string(request.tokens[known - 1])));
+      throw InternalError(expected_got("tokens",
+                                       "token " + std::to_string(index.text().back()) +
+                                           " as observed at " + std::to_string(known - 1) +
+                                           " of sequence " + std::to_string(request.id),
+                                       std::to_string(request.tokens[known - 1])));
     }
     if (request.tokens.size() > known) index.append(request.tokens.subspan(known));
   }

@@ -8,10 +8,10 @@
 namespace specrt {
 namespace {
 
-double coin(const SamplingParams& params, std::int64_t position, std::uint32_t which) {
+double coin(const SamplingParams& params, std::int64_t position, std::uint32_t purpose,
+            std::uint32_t which) {
   return uniform_from_bits(noise_bits(params.seed, params.sample_index,
-                                      static_cast<std::uint32_t>(position),
-                                      static_cast<std::uint32_t>(Purpose::accept), which));
+                                      static_cast<std::uint32_t>(position), purpose, which));
 }
 
 double sum_of(std::span<const float> values) {
@@ -29,10 +29,11 @@ double sum_of(std::span<const float> values) {
 std::span<const float> drawn_from(const DraftTree& tree, std::int32_t node, std::size_t vocab) {
   const std::span<const float> q = tree.distribution(node);
   if (q.size() > vocab || q.empty()) {
-    throw InvalidArgument(expected_got(
-        "draft", "the distribution that a sampled draft was drawn from, of at most " +
-                     std::to_string(vocab) + " values",
-        std::to_string(q.size()) + " values"));
+    throw InvalidArgument(
+        expected_got("draft",
+                     "the distribution that a sampled draft was drawn from, of at most " +
+                         std::to_string(vocab) + " values",
+                     std::to_string(q.size()) + " values"));
   }
   return q;
 }
@@ -57,7 +58,7 @@ Verdict reject_at_node(const Chooser& chooser, std::span<float> law, const Draft
     if (tree.parents()[static_cast<std::size_t>(child)] != node) continue;
     const TokenId token = tree.tokens()[static_cast<std::size_t>(child)];
     const auto id = static_cast<std::size_t>(token);
-    const double u = coin(params, position, trial++);
+    const double u = coin(params, position, purpose_word(Purpose::accept), trial++);
     if (!sampled) {
       // Accept with probability p(x); else x is out of the question.
       if (u * p_mass < double{law[id]}) return {token, child};
@@ -79,7 +80,7 @@ Verdict reject_at_node(const Chooser& chooser, std::span<float> law, const Draft
     // Rejecting where p and q agree has probability zero; rounding may get here all the same.
     if (!(p_mass > 0.0)) return {token, child};
   }
-  return {chooser.draw(law, params, position, Purpose::residual), -1};
+  return {chooser.draw(law, params, position, purpose_word(Purpose::residual)), -1};
 }
 
 void BlockWalk::start(const DraftTree& chain) {
@@ -98,6 +99,7 @@ void BlockWalk::start(const DraftTree& chain) {
 void BlockWalk::step(std::span<const float> law, const SamplingParams& params,
                      std::int64_t position) {
   const std::int32_t i = next_++;
+  if (i == 0) round_start_ = position;
   const double p_mass = sum_of(law);
   const bool last = i == length_;
   // weights = max(joint * p - q, 0): what is drawn from if exactly i tokens are accepted.
@@ -123,7 +125,7 @@ void BlockWalk::step(std::span<const float> law, const SamplingParams& params,
   if (i > 0) {
     const double chance = last ? joint_ : excess / (excess + 1.0 - joint_);
     // The coin of the i-th draft token, at that token's position.
-    const double u = coin(params, position - 1, 0);
+    const double u = coin(params, position - 1, purpose_word(Purpose::accept, round_start_), 0);
     accept = u < chance || (last && joint_ >= 1.0);
   }
   if (accept) {

@@ -46,7 +46,8 @@ class BlockWalk {
   std::int32_t length_ = 0;
   std::int32_t next_ = 0;
   std::int32_t accepted_ = 0;
-  double joint_ = 1.0;           // p_i of the paper
+  std::int64_t round_start_ = 0;  // position of the first drafted token
+  double joint_ = 1.0;            // p_i of the paper
   std::vector<float> residual_;
 };
 

@@ -27,17 +27,20 @@ void Decoder::Impl::check_plan(const Plan& plan) const {
           expected_got("plan", "ids of running sequences", std::to_string(item.id)));
     }
     if (!seen.insert(item.id).second) {
-      throw InvalidArgument(expected_got("plan", "each sequence once", std::to_string(item.id) + " twice"));
+      throw InvalidArgument(
+          expected_got("plan", "each sequence once", std::to_string(item.id) + " twice"));
     }
     if (item.tokens < 0) {
-      throw InvalidArgument(expected_got("plan", "tokens of at least 0", std::to_string(item.tokens)));
+      throw InvalidArgument(
+          expected_got("plan", "tokens of at least 0", std::to_string(item.tokens)));
     }
     const Sequence& s = *found->second;
     rows += s.prefilling() ? std::min(item.tokens, s.prompt_tokens - s.processed) : 1 + item.tokens;
   }
   if (rows > runner.max_rows()) {
-    throw InvalidArgument(expected_got("plan", "at most max_rows = " + std::to_string(runner.max_rows()) + " rows",
-                                       std::to_string(rows)));
+    throw InvalidArgument(
+        expected_got("plan", "at most max_rows = " + std::to_string(runner.max_rows()) + " rows",
+                     std::to_string(rows)));
   }
 }
 
@@ -52,7 +55,8 @@ void Decoder::Impl::propose() {
     for (std::size_t i = first; i < last; ++i) {
       Sequence& s = *drafting[i];
       // The pass itself yields one token, so depths beyond tokens_left - 1 have no use.
-      requests.push_back({s.id, s.tokens, s.planned, std::min(s.planned, s.tokens_left() - 1), &s.params, &s.state});
+      requests.push_back({s.id, s.tokens, s.planned, std::min(s.planned, s.tokens_left() - 1),
+                          &s.params, &s.state});
       drafts[i - first].clear();
     }
     const std::span<DraftTree> out(drafts.data(), last - first);
@@ -115,7 +119,8 @@ void Decoder::Impl::lay_out(Sequence& s) {
 
 void Decoder::begin_round(const Plan& plan) {
   Impl& d = *impl_;
-  if (d.round_open) throw InvalidArgument("[begin_round] expected finish_round first, got an open round");
+  if (d.round_open)
+    throw InvalidArgument("[begin_round] expected finish_round first, got an open round");
   d.check_plan(plan);
   d.gone.clear();
   d.progress.clear();
@@ -209,7 +214,8 @@ void Decoder::Impl::retire() {
 
 std::span<const Progress> Decoder::finish_round() {
   Impl& d = *impl_;
-  if (!d.round_open) throw InvalidArgument("[finish_round] expected begin_round first, got no open round");
+  if (!d.round_open)
+    throw InvalidArgument("[finish_round] expected begin_round first, got no open round");
   d.round_open = false;
   const cpu::FpMode mode;
   const auto start = Clock::now();

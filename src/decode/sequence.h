@@ -16,24 +16,24 @@ struct Sequence {
   SequenceId id = 0;
   SamplingParams params;
   std::shared_ptr<Drafter> drafter;
-  std::vector<TokenId> tokens;        // prompt and generated
+  std::vector<TokenId> tokens;  // prompt and generated
   std::int64_t prompt_tokens = 0;
-  std::int64_t processed = 0;         // prompt tokens with K/V in the cache
-  std::int64_t max_length = 0;        // of tokens
+  std::int64_t processed = 0;   // prompt tokens with K/V in the cache
+  std::int64_t max_length = 0;  // of tokens
   SequenceCounters counters;
-  LogitsState state;                  // history, penalties, masks
+  LogitsState state;  // history, penalties, masks
   std::vector<TokenLogprobs> prompt_logprobs;
   bool prompt_told = false;
 
   // This round.
   std::int64_t planned = 0;
   bool in_pass = false;
-  bool wants_choice = false;          // its walk needs logits
-  bool pruned = false;                // limits cut the draft short
+  bool wants_choice = false;  // its walk needs logits
+  bool pruned = false;        // limits cut the draft short
   DraftTree draft;
   TreeWalk walk;
   BlockWalk block;
-  std::vector<float> last_logits;     // block verification with logprobs: of the last accepted node
+  std::vector<float> last_logits;  // block verification with logprobs: of the last accepted node
   std::int64_t root_row = 0;
   std::int64_t tree_row = 0;
   std::vector<TokenLogprobs> logprobs;
@@ -47,9 +47,7 @@ struct Sequence {
   bool verifies_block() const {
     return params.verification == Verification::block && !params.greedy() && !draft.empty();
   }
-  bool wants_prompt_logprobs() const {
-    return params.prompt_logprobs >= 0 && prefilling();
-  }
+  bool wants_prompt_logprobs() const { return params.prompt_logprobs >= 0 && prefilling(); }
 };
 
 /// Counts a decoding round that emitted `emitted` tokens; `sign` -1 takes it back.

@@ -47,7 +47,7 @@ Buffer Buffer::map_file(const std::string& path) {
   if (file < 0) {
     throw LoadError(expected_got(path, "a readable file", std::strerror(errno)));
   }
-  struct stat status {};
+  struct stat status{};
   if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) {
     ::close(file);
     throw LoadError(expected_got(path, "a regular file that is not empty", "something else"));

@@ -42,15 +42,15 @@ void ModelConfig::check() const {
   }
   if (num_heads % num_kv_heads != 0 || num_heads / num_kv_heads > 64) {
     throw InvalidArgument(expected_got(
-        "num_kv_heads", "a divisor of num_heads = " + std::to_string(num_heads) +
-                            ", at most 64 query heads each",
+        "num_kv_heads",
+        "a divisor of num_heads = " + std::to_string(num_heads) + ", at most 64 query heads each",
         std::to_string(num_kv_heads)));
   }
   const auto check_rope = [&](const char* field, const std::vector<float>& factors) {
     if (factors.empty() || static_cast<std::int64_t>(factors.size()) > head_dim / 2) {
-      throw InvalidArgument(
-          expected_got(field, "from 1 to head_dim / 2 = " + std::to_string(head_dim / 2) + " values",
-                       std::to_string(factors.size())));
+      throw InvalidArgument(expected_got(
+          field, "from 1 to head_dim / 2 = " + std::to_string(head_dim / 2) + " values",
+          std::to_string(factors.size())));
     }
     for (const float value : factors) {
       if (!std::isfinite(value)) {
@@ -62,14 +62,15 @@ void ModelConfig::check() const {
   if (!rope_local_inv_freq.empty()) {
     check_rope("rope_local_inv_freq", rope_local_inv_freq);
     if (rope_local_inv_freq.size() != rope_inv_freq.size()) {
-      throw InvalidArgument(expected_got("rope_local_inv_freq",
-                                         "as many values as rope_inv_freq, " +
-                                             std::to_string(rope_inv_freq.size()),
-                                         std::to_string(rope_local_inv_freq.size())));
+      throw InvalidArgument(
+          expected_got("rope_local_inv_freq",
+                       "as many values as rope_inv_freq, " + std::to_string(rope_inv_freq.size()),
+                       std::to_string(rope_local_inv_freq.size())));
     }
   }
   if (!windows.empty() && static_cast<std::int64_t>(windows.size()) != num_layers) {
-    throw InvalidArgument(expected_got("windows", "none or one a layer, " + std::to_string(num_layers),
+    throw InvalidArgument(expected_got("windows",
+                                       "none or one a layer, " + std::to_string(num_layers),
                                        std::to_string(windows.size())));
   }
   for (const std::int64_t window : windows) {
@@ -92,7 +93,8 @@ void ModelConfig::check() const {
   }
   for (const TokenId token : eos_token_ids) {
     if (token < 0) {
-      throw InvalidArgument(expected_got("eos_token_ids", "ids of at least 0", std::to_string(token)));
+      throw InvalidArgument(
+          expected_got("eos_token_ids", "ids of at least 0", std::to_string(token)));
     }
   }
 }
@@ -155,8 +157,8 @@ class LayoutMaker {
     add(name, {WeightEntry::Kind::packed, n, k, 0, cpu::packed_bytes(n, k, dtype_)});
   }
   void rows(const std::string& name, std::int64_t n, std::int64_t k) {
-    add(name, {WeightEntry::Kind::rows, n, k, 0,
-               n * k * static_cast<std::int64_t>(size_of(dtype_))});
+    add(name,
+        {WeightEntry::Kind::rows, n, k, 0, n * k * static_cast<std::int64_t>(size_of(dtype_))});
   }
   void vector(const std::string& name, std::int64_t n) {
     add(name, {WeightEntry::Kind::vector, n, 1, 0, n * 4});

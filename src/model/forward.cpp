@@ -150,8 +150,8 @@ void Runner::attend(std::int64_t index) {
 }
 
 // The residual stream gains a block's output: x += scale * norm(W in + bias).
-void Runner::add_block(const Matrix& matrix, const float* bias, const float* in,
-                       std::int64_t width, const float* post_norm) {
+void Runner::add_block(const Matrix& matrix, const float* bias, const float* in, std::int64_t width,
+                       const float* post_norm) {
   const std::int64_t hidden = model_.config().hidden_size;
   const auto scale = static_cast<float>(model_.config().residual_scale);
   if (post_norm == nullptr && scale == 1.0f) {
@@ -175,16 +175,15 @@ void Runner::layer(std::int64_t index) {
   const std::int64_t ffn = c.intermediate_size;
 
   norm(x_, w.attention_norm, normed_, round);
-  gemm(w.qkv, w.qkv_bias, normed_, rows_, hidden, qkv_,
-       q_width + 2 * c.num_kv_heads * c.head_dim, false);
+  gemm(w.qkv, w.qkv_bias, normed_, rows_, hidden, qkv_, q_width + 2 * c.num_kv_heads * c.head_dim,
+       false);
   rotate_and_store(index);
   attend(index);
   add_block(w.output, w.output_bias, attended_, q_width, w.attention_post_norm);
 
   norm(x_, w.mlp_norm, normed_, round);
   gemm(w.gate_up, w.gate_up_bias, normed_, rows_, hidden, gate_up_, 2 * ffn, false);
-  const auto activate =
-      c.activation == Activation::silu ? kernels_->silu_mul : kernels_->gelu_mul;
+  const auto activate = c.activation == Activation::silu ? kernels_->silu_mul : kernels_->gelu_mul;
   pool_->parallel(rows_, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       const float* gate = gate_up_ + row * 2 * ffn;

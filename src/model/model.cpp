@@ -19,8 +19,7 @@ void ModelData::resolve() {
     if (found == layout.entries.end()) return nullptr;
     return reinterpret_cast<const float*>(base + found->second.offset);
   };
-  embedding =
-      config.tied_embeddings ? nullptr : base + layout.entries.at("embedding").offset;
+  embedding = config.tied_embeddings ? nullptr : base + layout.entries.at("embedding").offset;
   head = matrix("lm_head");
   norm = vector("norm");
   layers.clear();
@@ -94,14 +93,16 @@ void convert(const void* source, DType from, std::int64_t n, DType to, std::byte
 
 void ModelBuilder::set(const std::string& name, std::span<const std::int64_t> shape, DType dtype,
                        const void* data) {
-  if (data_ == nullptr) throw InvalidArgument("[model builder] expected an open builder, got a used one");
+  if (data_ == nullptr)
+    throw InvalidArgument("[model builder] expected an open builder, got a used one");
   const auto found = data_->layout.targets.find(name);
   if (found == data_->layout.targets.end()) {
     throw InvalidArgument(expected_got("tensor", "a canonical name of this config", name));
   }
   const TensorTarget& target = found->second;
   if (!std::equal(shape.begin(), shape.end(), target.shape.begin(), target.shape.end())) {
-    throw InvalidArgument(expected_got(name, "shape " + shape_text(target.shape), shape_text(shape)));
+    throw InvalidArgument(
+        expected_got(name, "shape " + shape_text(target.shape), shape_text(shape)));
   }
   if (data_->given[name]) throw InvalidArgument(expected_got(name, "one tensor", "a second one"));
   const WeightEntry& entry = data_->layout.entries.at(target.entry);
@@ -122,11 +123,13 @@ void ModelBuilder::set(const std::string& name, std::span<const std::int64_t> sh
 }
 
 Model ModelBuilder::build() {
-  if (data_ == nullptr) throw InvalidArgument("[model builder] expected an open builder, got a used one");
+  if (data_ == nullptr)
+    throw InvalidArgument("[model builder] expected an open builder, got a used one");
   std::string missing;
   for (const auto& [name, target] : data_->layout.targets) {
     const auto given = data_->given.find(name);
-    if (given == data_->given.end() || !given->second) missing += (missing.empty() ? "" : ", ") + name;
+    if (given == data_->given.end() || !given->second)
+      missing += (missing.empty() ? "" : ", ") + name;
   }
   if (!missing.empty()) {
     throw LoadError(expected_got("model", "every tensor of the config", "none for " + missing));

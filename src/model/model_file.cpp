@@ -211,9 +211,9 @@ Model Model::map(const std::string& path) {
   if (header_bytes < 0 || header_bytes > size - 24) {
     throw LoadError(expected_got(path, "a whole header", "a damaged or truncated file"));
   }
-  config_from_text(std::string(reinterpret_cast<const char*>(base) + 24,
-                               static_cast<std::size_t>(header_bytes)),
-                   path, data->config, data->dtype);
+  config_from_text(
+      std::string(reinterpret_cast<const char*>(base) + 24, static_cast<std::size_t>(header_bytes)),
+      path, data->config, data->dtype);
   try {
     data->layout = weight_layout(data->config, data->dtype);
   } catch (const InvalidArgument& error) {
@@ -221,9 +221,9 @@ Model Model::map(const std::string& path) {
   }
   data->arena_offset = arena_start(header_bytes);
   if (size != data->arena_offset + data->layout.bytes) {
-    throw LoadError(expected_got(
-        path, std::to_string(data->arena_offset + data->layout.bytes) + " bytes",
-        std::to_string(size)));
+    throw LoadError(expected_got(path,
+                                 std::to_string(data->arena_offset + data->layout.bytes) + " bytes",
+                                 std::to_string(size)));
   }
   data->resolve();
   return Model(std::move(data));

@@ -14,8 +14,7 @@ std::int64_t Runner::resolve_max_model_len(const ModelConfig& config, std::int64
   if (asked == 0) return config.max_position_embeddings;
   if (asked < 1 || asked > config.max_position_embeddings) {
     throw InvalidArgument(expected_got(
-        "max_model_len",
-        "from 1 to the model's " + std::to_string(config.max_position_embeddings),
+        "max_model_len", "from 1 to the model's " + std::to_string(config.max_position_embeddings),
         std::to_string(asked)));
   }
   return asked;
@@ -60,10 +59,10 @@ KvLayout Runner::kv_layout(const ModelConfig& config, DType dtype, const RunnerO
       return layout.bytes();
     };
     if (bytes_with(1) > options.kv_cache_bytes) {
-      throw CapacityError(expected_got("kv_cache_bytes",
-                                       "at least " + std::to_string(bytes_with(1)) +
-                                           " (scratch slots and one block)",
-                                       std::to_string(options.kv_cache_bytes)));
+      throw CapacityError(expected_got(
+          "kv_cache_bytes",
+          "at least " + std::to_string(bytes_with(1)) + " (scratch slots and one block)",
+          std::to_string(options.kv_cache_bytes)));
     }
     std::int64_t fits = 1;
     while (fits < most) {
@@ -83,8 +82,8 @@ namespace {
 
 // Everything the workspace holds, in floats; the constructor takes the same amounts in order.
 struct WorkspaceSizes {
-  std::int64_t table, local_table, x, normed, qkv, attended, gate_up, activated, block_out, prepared,
-      head_in, logits;
+  std::int64_t table, local_table, x, normed, qkv, attended, gate_up, activated, block_out,
+      prepared, head_in, logits;
   WorkspaceSizes(const ModelConfig& c, const RunnerOptions& o) {
     const std::int64_t rows = o.max_rows;
     table = Runner::resolve_max_model_len(c, o.max_model_len) *
@@ -113,9 +112,8 @@ std::int64_t aligned(std::int64_t floats) { return (floats + 15) / 16 * 16; }
 std::int64_t Runner::workspace_bytes(const ModelConfig& config, const RunnerOptions& options) {
   const WorkspaceSizes s(config, options);
   std::int64_t floats = 2 * aligned(s.table) + 2 * aligned(s.local_table);
-  for (const std::int64_t size :
-       {s.x, s.normed, s.qkv, s.attended, s.gate_up, s.activated, s.block_out, s.prepared,
-        s.head_in, s.logits}) {
+  for (const std::int64_t size : {s.x, s.normed, s.qkv, s.attended, s.gate_up, s.activated,
+                                  s.block_out, s.prepared, s.head_in, s.logits}) {
     floats += aligned(size);
   }
   return floats * 4;
@@ -211,8 +209,9 @@ std::int64_t Runner::add_committed(SequenceId id, std::span<const TokenId> token
   const std::int64_t start = cache_.length(id);
   if (rows_ + count > max_rows_ || start + count > max_model_len_) {
     throw CapacityError(expected_got(
-        "pass", "at most " + std::to_string(max_rows_) + " rows and " +
-                    std::to_string(max_model_len_) + " positions",
+        "pass",
+        "at most " + std::to_string(max_rows_) + " rows and " + std::to_string(max_model_len_) +
+            " positions",
         std::to_string(rows_ + count) + " rows, position " + std::to_string(start + count)));
   }
   moves_.clear();

@@ -65,7 +65,9 @@ class Runner {
   /// Rows for the nodes of a draft that continues the last row added, in scratch slots. Returns
   /// the first row; node i has row first + i and scratch index scratch_of(first) + i.
   std::int64_t add_tree(SequenceId id, const DraftTree& tree);
-  std::int32_t scratch_of(std::int64_t row) const { return scratch_index_[static_cast<std::size_t>(row)]; }
+  std::int32_t scratch_of(std::int64_t row) const {
+    return scratch_index_[static_cast<std::size_t>(row)];
+  }
 
   void forward();
 
@@ -109,13 +111,13 @@ class Runner {
   std::vector<TokenId> tokens_;
   std::vector<std::int32_t> positions_;
   std::vector<std::vector<std::int32_t>> slots_;  // where the row's K/V go, a group each
-  std::vector<std::int32_t> scratch_index_;   // -1 for committed rows
+  std::vector<std::int32_t> scratch_index_;       // -1 for committed rows
   std::vector<SequenceId> owners_;
-  std::vector<std::int64_t> path_begin_;      // into paths_, for rows of a tree
+  std::vector<std::int64_t> path_begin_;  // into paths_, for rows of a tree
   std::vector<std::int64_t> path_length_;
-  std::vector<std::int32_t> paths_;           // scratch indices
+  std::vector<std::int32_t> paths_;                             // scratch indices
   std::vector<std::vector<cpu::AttentionRow>> attention_rows_;  // a group each
-  std::vector<std::int64_t> group_of_;        // by layer
+  std::vector<std::int64_t> group_of_;                          // by layer
 
   // Workspace, all in one buffer.
   Buffer buffer_;
@@ -125,16 +127,16 @@ class Runner {
   float* sin_ = nullptr;
   float* local_cos_ = nullptr;
   float* local_sin_ = nullptr;
-  float* x_ = nullptr;       // [max_rows, hidden], the residual stream
-  float* normed_ = nullptr;  // [max_rows, hidden]
-  float* qkv_ = nullptr;     // [max_rows, (heads + 2 kv_heads) * head_dim]
-  float* attended_ = nullptr;  // [max_rows, heads * head_dim]
-  float* gate_up_ = nullptr;   // [max_rows, 2 * intermediate]
-  float* activated_ = nullptr; // [max_rows, intermediate]
-  float* block_out_ = nullptr; // [max_rows, hidden], where a block's output is not simply added
-  float* prepared_ = nullptr;  // what Kernels::prepare_bf16 makes of a product's input
-  float* head_in_ = nullptr;   // [kLogitRows, hidden]
-  float* logits_ = nullptr;    // [kLogitRows, vocab]
+  float* x_ = nullptr;          // [max_rows, hidden], the residual stream
+  float* normed_ = nullptr;     // [max_rows, hidden]
+  float* qkv_ = nullptr;        // [max_rows, (heads + 2 kv_heads) * head_dim]
+  float* attended_ = nullptr;   // [max_rows, heads * head_dim]
+  float* gate_up_ = nullptr;    // [max_rows, 2 * intermediate]
+  float* activated_ = nullptr;  // [max_rows, intermediate]
+  float* block_out_ = nullptr;  // [max_rows, hidden], where a block's output is not simply added
+  float* prepared_ = nullptr;   // what Kernels::prepare_bf16 makes of a product's input
+  float* head_in_ = nullptr;    // [kLogitRows, hidden]
+  float* logits_ = nullptr;     // [kLogitRows, vocab]
 };
 
 }  // namespace specrt

@@ -68,7 +68,7 @@ struct ModelData {
   DType dtype = DType::f32;
   WeightLayout layout;
   Buffer buffer;
-  std::int64_t arena_offset = 0;  ///< of the arena in the buffer (a mapped file has a header)
+  std::int64_t arena_offset = 0;      ///< of the arena in the buffer (a mapped file has a header)
   std::map<std::string, bool> given;  ///< while building: which tensors have come
 
   const void* embedding = nullptr;  ///< row-major; null where the head doubles as the embedding

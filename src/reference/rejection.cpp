@@ -189,7 +189,8 @@ std::map<Text, double> law_of_block(const Model& target, const Model& draft, int
       const Text prefix(chain.begin(), chain.begin() + kept);
       for (std::size_t x = 0; x < residual[k].size(); ++x) {
         Text emitted = plus(prefix, static_cast<int>(x));
-        if (static_cast<int>(emitted.size()) > length) emitted.resize(static_cast<std::size_t>(length));
+        if (static_cast<int>(emitted.size()) > length)
+          emitted.resize(static_cast<std::size_t>(length));
         extend(target, emitted, length, probability * residual[k][x], out);
       }
     }

@@ -413,15 +413,15 @@ TEST(kv_cache_prefix_reuse_at_random) {
             texts.erase(at);
           } else {
             const std::int64_t to =
-                length + 1 + below(static_cast<std::uint32_t>(
-                                 static_cast<std::int64_t>(text.size()) - length));
+                length + 1 +
+                below(static_cast<std::uint32_t>(static_cast<std::int64_t>(text.size()) - length));
             Moves moves;
             cache.prepare(id, to, moves);
             CHECK(moves.empty());
             for (std::int64_t p = length; p < to; ++p) {
               // A slot's content is its whole history: that is what K and V depend on.
-              slots[static_cast<std::size_t>(cache.slot(id, 0, p))]
-                  .assign(text.begin(), text.begin() + p + 1);
+              slots[static_cast<std::size_t>(cache.slot(id, 0, p))].assign(text.begin(),
+                                                                           text.begin() + p + 1);
             }
             cache.advance(id, to);
             cache.remember(id, text);

@@ -214,7 +214,6 @@ TEST(ngram_refuses_bad_calls) {
   CHECK_THROWS(draft(*drafter, 5, {1, 2, 1}, 1), specrt::InternalError, "at least the 4 tokens");
   CHECK_THROWS(draft(*drafter, 5, {1, 2, 1, 3}, 1), specrt::InternalError, "[tokens]");
   std::vector<DraftTree> trees(1);
-  CHECK_THROWS(drafter->propose({}, trees), InvalidArgument,
-               "[out] expected 0 trees, got 1");
+  CHECK_THROWS(drafter->propose({}, trees), InvalidArgument, "[out] expected 0 trees, got 1");
   CHECK(draft(*drafter, 5, text, 2) == (Text{1, 2}));
 }

@@ -14,13 +14,13 @@
 
 namespace {
 
-using specrt::Draw;
 using specrt::DraftTree;
+using specrt::Draw;
 using specrt::reference::Law;
-using specrt::reference::Text;
 using specrt::reference::law_of_block;
 using specrt::reference::law_of_model;
 using specrt::reference::law_of_rejection;
+using specrt::reference::Text;
 
 // A law that differs from text to text; some tokens impossible where `zeros`.
 Law law_after(const Text& text, int vocab, std::uint32_t seed, bool zeros) {
@@ -129,8 +129,9 @@ DraftTree draft(const specrt::reference::DraftPlan& plan, const Text& text,
     }
     if (plan.draw != Draw::deterministic) tree.set_distribution(here.node, floats(q));
     for (std::size_t i = 0; i < children.size(); ++i) {
-      const bool repeated = std::find(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(i),
-                                      tokens[i]) != tokens.begin() + static_cast<std::ptrdiff_t>(i);
+      const bool repeated =
+          std::find(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(i), tokens[i]) !=
+          tokens.begin() + static_cast<std::ptrdiff_t>(i);
       if (repeated) continue;  // its first twin has the subtree
       Text next = here.text;
       next.push_back(tokens[i]);
@@ -202,9 +203,8 @@ TEST(rejection_keeps_the_law) {
           std::int32_t node = DraftTree::kRoot;
           for (bool on = true; on && static_cast<int>(text.size()) < kLength;) {
             std::vector<float> p = floats(target(text));
-            const specrt::Verdict verdict =
-                reject_at_node(chooser, p, tree, node, params,
-                               static_cast<std::int64_t>(text.size()), scratch);
+            const specrt::Verdict verdict = reject_at_node(
+                chooser, p, tree, node, params, static_cast<std::int64_t>(text.size()), scratch);
             text.push_back(verdict.token);
             on = verdict.child >= 0;
             node = verdict.child;
@@ -248,7 +248,7 @@ TEST(block_verification_keeps_the_law_and_accepts_more) {
         text.push_back(chain.tokens()[static_cast<std::size_t>(k)]);
       }
       text.push_back(chooser.draw(walk.residual(), params, start + walk.accepted(),
-                                  specrt::Purpose::residual));
+                                  specrt::purpose_word(specrt::Purpose::residual)));
       if (start == 0) {
         by_block += walk.accepted();
         std::int32_t node = DraftTree::kRoot;
@@ -285,8 +285,7 @@ TEST(impossible_tokens_are_never_accepted) {
       const std::vector<float> q = {0.2f, 0.2f, 0.6f};
       if (draw != Draw::deterministic) tree.set_distribution(DraftTree::kRoot, q);
       std::vector<float> p = {0.5f, 0.5f, 0.0f};
-      const auto verdict =
-          reject_at_node(chooser, p, tree, DraftTree::kRoot, params, 0, scratch);
+      const auto verdict = reject_at_node(chooser, p, tree, DraftTree::kRoot, params, 0, scratch);
       CHECK_EQ(verdict.child, -1);
       CHECK(verdict.token != 2);
     }

@@ -16,8 +16,8 @@ namespace {
 using Table = std::vector<std::vector<float>>;
 using specrt::Verification;
 using specrt::reference::Law;
-using specrt::reference::Text;
 using specrt::reference::law_of_model;
+using specrt::reference::Text;
 
 constexpr int kVocab = 5;
 constexpr double kTemperature = 0.6;
@@ -126,7 +126,8 @@ TEST(rejection_through_a_draft_model_keeps_the_law) {
       const auto found = law.find(text);
       CHECK(found != law.end() && found->second > 0.0);
       const double expected = found->second * static_cast<double>(draw_count());
-      statistic += 2.0 * static_cast<double>(count) * std::log(static_cast<double>(count) / expected);
+      statistic +=
+          2.0 * static_cast<double>(count) * std::log(static_cast<double>(count) / expected);
     }
     CHECK(statistic < degrees + 5.0 * std::sqrt(2.0 * degrees));
   }

@@ -10,6 +10,8 @@ override PYTHON := $(shell command -v $(PYTHON))
 TORCH ?= torch==2.13.0
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 PYTEST_ARGS ?=
+MUTANTS_ARGS ?=
+BENCH_ARGS ?=
 # Where the virtual environments and builds go.
 BUILD := build
 
@@ -20,6 +22,7 @@ PIP := -m pip --disable-pip-version-check
 CXX_SOURCES := $(shell find include src python/bindings cmake -type f 2>/dev/null) CMakeLists.txt
 PACKAGE := $(CXX_SOURCES) pyproject.toml README.md LICENSE \
   $(shell find python/specrt -name '*.py*' -not -path '*/__pycache__/*' 2>/dev/null)
+BENCH := $(shell find bench -type f 2>/dev/null)
 NATIVE := $(CXX_SOURCES) CMakePresets.json $(shell find tests/native -type f 2>/dev/null)
 CXX_FORMATTED = $(shell find include src python/bindings tests/native examples bench \
   -name '*.cpp' -o -name '*.h' -o -name '*.inc')
@@ -31,13 +34,15 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-native test-python lint stubs format sanitize wheel clean
+.PHONY: help demo test test-native test-python lint stubs format sanitize mutants bench wheel clean
 
 help:
 	@echo "make demo      build, fetch a small model, generate with and without speculation"
 	@echo "make test      native and Python tests"
 	@echo "make lint      ruff, mypy, clang-format, type stubs up to date"
 	@echo "make sanitize  native tests under address, undefined-behaviour and thread sanitizers"
+	@echo "make mutants   break the sources in known ways; the native tests must notice each"
+	@echo "make bench     time the kernels on every instruction-set level of this machine"
 	@echo "make format    format C++ and Python"
 	@echo "make stubs     write python/specrt/_core.pyi anew"
 	@echo "make wheel     build a wheel into dist/"
@@ -96,6 +101,15 @@ sanitize: $(BUILD)/asan-ubsan/.built $(BUILD)/tsan/.built
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	  $(BUILD)/asan-ubsan/tests/native/specrt_tests
 	TSAN_OPTIONS=halt_on_error=1 $(BUILD)/tsan/tests/native/specrt_tests
+
+# A copy of the sources, built anew in a temporary folder: nothing here is touched.
+mutants: $(TEST)/.tools
+	$(TEST)/bin/python scripts/mutants.py --jobs $(JOBS) $(MUTANTS_ARGS)
+
+$(BUILD)/bench/.built: $(BENCH)
+
+bench: $(BUILD)/bench/.built
+	$(BUILD)/bench/bench/bench_kernels $(BENCH_ARGS)
 
 lint: $(TEST)/.installed
 	ruff check $(PY_CHECKED)

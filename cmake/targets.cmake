@@ -45,9 +45,6 @@ target_compile_options(specrt_objects PRIVATE -Wall -Wextra -Wshadow -Wconversio
 if(SPECRT_WARNINGS_AS_ERRORS)
   target_compile_options(specrt_objects PRIVATE -Werror)
 endif()
-if(SPECRT_CHECKS)
-  target_compile_definitions(specrt_objects PRIVATE SPECRT_CHECKS)
-endif()
 
 # One unit per instruction-set level, and only that unit gets its flags.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")

@@ -118,7 +118,7 @@ MUTANTS = [
         "stop_ignored_inside_an_accepted_run",
         "src/decode/verify.cpp",
         "if (is_stop) {",
-        "if (is_stop && tree_->child(node_, choice) < 0) {",
+        "if (is_stop && child < 0) {",
         "decoder_stop",
     ),
     Mutant(

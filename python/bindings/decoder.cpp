@@ -45,9 +45,10 @@ const char* finish_name(Finish finish) {
 // Typed for the stubs.
 using PyLogprobs =
     py::typing::Tuple<float, std::int64_t, py::typing::List<py::typing::Tuple<TokenId, float>>>;
-using PyProgress = py::typing::Tuple<SequenceId, py::typing::List<TokenId>,
-                                     py::typing::Optional<py::typing::List<PyLogprobs>>, py::str,
-                                     py::typing::Optional<SequenceCounters>, py::str>;
+using PyLogprobsList = py::typing::Optional<py::typing::List<PyLogprobs>>;
+using PyProgress =
+    py::typing::Tuple<SequenceId, py::typing::List<TokenId>, PyLogprobsList, PyLogprobsList,
+                      py::str, py::typing::Optional<SequenceCounters>, py::str>;
 using PyState = py::typing::Tuple<SequenceId, std::int64_t, std::int64_t, std::int64_t, bool>;
 
 py::object token_logprobs(const TokenLogprobs& entry) {

@@ -86,7 +86,7 @@ void read_fields(const py::kwargs& given, ModelConfig& c) {
 void bind_model(py::module_& module) {
   py::class_<ModelConfig>(module, "ModelConfig",
                           "Everything that decides a decoder-only transformer's arithmetic.")
-      .def(py::init([](const py::kwargs& fields) {
+      .def(py::init([](const py::KWArgs<py::object>& fields) {
              ModelConfig c;
              read_fields(fields, c);
              c.check();

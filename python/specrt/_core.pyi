@@ -18,12 +18,14 @@ __all__: list[str] = [
     "ModelConfig",
     "SequenceCounters",
     "ThreadTeam",
+    "TokenConstraint",
     "available_cpu_isas",
     "cpu_isa",
     "default_thread_count",
     "kv_cache_bytes_for",
     "make_model_drafter",
     "make_ngram_drafter",
+    "make_python_constraint",
     "make_python_drafter",
     "memory_of",
     "plan_fixed",
@@ -84,6 +86,17 @@ class DraftTree:
         source: str = "",
     ) -> None: ...
     def __len__(self) -> int: ...
+    def set_distribution(
+        self,
+        node: typing.SupportsInt | typing.SupportsIndex,
+        probabilities: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+        *,
+        replacement: bool = False,
+    ) -> None:
+        """
+        Tells that the children of `node` (-1: the root) were sampled from these probabilities, one a vocabulary id: for verification='rejection'.
+        """
+
     @property
     def depths(self) -> list[int]:
         """
@@ -102,6 +115,12 @@ class DraftTree:
     def tokens(self) -> list[int]: ...
 
 
+class TokenConstraint:
+    """
+    Decides which tokens may come next, as the core sees it.
+    """
+
+
 class CoreSamplingParams:
     """
     The part of specrt.SamplingParams that the core applies.
@@ -111,16 +130,34 @@ class CoreSamplingParams:
         self,
         *,
         max_tokens: typing.SupportsInt | typing.SupportsIndex,
+        min_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
         temperature: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         top_k: typing.SupportsInt | typing.SupportsIndex = 0,
         top_p: typing.SupportsFloat | typing.SupportsIndex = 1.0,
         min_p: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        repetition_penalty: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+        frequency_penalty: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        presence_penalty: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        logit_bias: collections.abc.Sequence[
+            tuple[
+                typing.SupportsInt | typing.SupportsIndex,
+                typing.SupportsFloat | typing.SupportsIndex,
+            ]
+        ] = [],
+        allowed_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        bad_words: collections.abc.Sequence[
+            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+        ] = [],
         seed: typing.SupportsInt | typing.SupportsIndex = 0,
         sample_index: typing.SupportsInt | typing.SupportsIndex = 0,
         stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        verification: str = "coupled",
         logprobs: typing.SupportsInt | typing.SupportsIndex = -1,
+        prompt_logprobs: typing.SupportsInt | typing.SupportsIndex = -1,
     ) -> None: ...
     def check(self, vocab_size: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def stop_token_ids(self) -> list[int]: ...
 
 
 class ModelConfig:
@@ -128,28 +165,11 @@ class ModelConfig:
     Everything that decides a decoder-only transformer's arithmetic.
     """
 
-    def __init__(
-        self,
-        *,
-        family: str,
-        vocab_size: typing.SupportsInt | typing.SupportsIndex,
-        hidden_size: typing.SupportsInt | typing.SupportsIndex,
-        intermediate_size: typing.SupportsInt | typing.SupportsIndex,
-        num_layers: typing.SupportsInt | typing.SupportsIndex,
-        num_heads: typing.SupportsInt | typing.SupportsIndex,
-        num_kv_heads: typing.SupportsInt | typing.SupportsIndex,
-        head_dim: typing.SupportsInt | typing.SupportsIndex,
-        max_position_embeddings: typing.SupportsInt | typing.SupportsIndex,
-        norm_eps: typing.SupportsFloat | typing.SupportsIndex,
-        attention_scale: typing.SupportsFloat | typing.SupportsIndex,
-        rope_inv_freq: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
-        rope_scale: typing.SupportsFloat | typing.SupportsIndex,
-        qkv_bias: bool,
-        output_bias: bool,
-        mlp_bias: bool,
-        tied_embeddings: bool,
-        eos_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
-    ) -> None: ...
+    def __init__(self, **kwargs: typing.Any) -> None:
+        """
+        Fields as keywords: see specrt.loading.ModelFields. Raises InvalidArgumentError.
+        """
+
     @property
     def eos_token_ids(self) -> list[int]: ...
     @property
@@ -226,6 +246,8 @@ class SequenceCounters:
     @property
     def accepted_at(self) -> list[int]: ...
     @property
+    def cached_prompt_tokens(self) -> int: ...
+    @property
     def draft_seconds(self) -> float: ...
     @property
     def drafted(self) -> int: ...
@@ -269,6 +291,7 @@ class Decoder:
         max_batch_size: typing.SupportsInt | typing.SupportsIndex,
         max_rows: typing.SupportsInt | typing.SupportsIndex,
         block_size: typing.SupportsInt | typing.SupportsIndex,
+        enable_prefix_caching: bool,
         team: ThreadTeam,
         cpu_isa: str,
         check_invariants: bool,
@@ -278,6 +301,7 @@ class Decoder:
         prompt: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         params: CoreSamplingParams,
         drafter: CoreDrafter | None = None,
+        constraint: TokenConstraint | None = None,
     ) -> int: ...
     def begin_round(
         self,
@@ -314,13 +338,14 @@ class Decoder:
             int,
             list[int],
             list[tuple[float, int, list[tuple[int, float]]]] | None,
+            list[tuple[float, int, list[tuple[int, float]]]] | None,
             str,
             SequenceCounters | None,
             str,
         ]
     ]:
         """
-        Runs the pass: a list of (id, tokens, logprobs, finish, counters, error).
+        Runs the pass: a list of (id, tokens, logprobs, prompt_logprobs, finish, counters, error).
         """
 
     def round(
@@ -334,6 +359,7 @@ class Decoder:
         tuple[
             int,
             list[int],
+            list[tuple[float, int, list[tuple[int, float]]]] | None,
             list[tuple[float, int, list[tuple[int, float]]]] | None,
             str,
             SequenceCounters | None,
@@ -417,6 +443,14 @@ def make_model_drafter(
     max_batch_size: typing.SupportsInt | typing.SupportsIndex,
     max_rows: typing.SupportsInt | typing.SupportsIndex,
     block_size: typing.SupportsInt | typing.SupportsIndex,
+    enable_prefix_caching: bool,
+    vocabulary: tuple[
+        collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        collections.abc.Sequence[
+            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+        ],
+    ]
+    | None = None,
     team: ThreadTeam,
     cpu_isa: str,
 ) -> CoreDrafter: ...
@@ -426,6 +460,12 @@ def make_ngram_drafter(
     max_match: typing.SupportsInt | typing.SupportsIndex,
     most_recent: bool = True,
 ) -> CoreDrafter: ...
+def make_python_constraint(object: typing.Any) -> TokenConstraint:
+    """
+    Wraps an object with fill_bitmask(mask), advance(token), finished(), accepts(tokens) and fork().
+    """
+
+
 def make_python_drafter(object: typing.Any) -> CoreDrafter:
     """
     Wraps an object with propose(tokens, budget) and observe(committed).

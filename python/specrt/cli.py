@@ -78,6 +78,38 @@ def generate(
     top_k: Annotated[int, typer.Option(help="0 is no limit.")] = 0,
     min_p: Annotated[float, typer.Option(help="Least share of the likeliest token's.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Repeats a sampled text.")] = None,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: tokens of prompt and output become less likely.")
+    ] = 1.0,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Taken from the logits of tokens in the output.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="The same for each time that a token is in the output.")
+    ] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID=BIAS", help="Added to a token's logit; repeatable."),
+    ] = None,
+    allowed_token_ids: Annotated[
+        list[int] | None, typer.Option(help="Only tokens so given may come; repeatable.")
+    ] = None,
+    bad_words: Annotated[
+        list[str] | None, typer.Option(help="A text that may not come; repeatable.")
+    ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="A file with a JSON schema that the text follows.")
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="A regular expression that the whole text matches.")
+    ] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(help="The text is one of these; repeatable.")
+    ] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(help="A file with a Lark grammar that the text follows.")
+    ] = None,
+    min_tokens: Annotated[int, typer.Option(help="No end before so many tokens.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End at this text; repeatable.")] = None,
     stop_token_ids: Annotated[
         list[int] | None, typer.Option(help="End at this token; repeatable.")
@@ -88,14 +120,20 @@ def generate(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on after the end token.")
     ] = False,
-    skip_special_tokens: Annotated[bool, typer.Option()] = True,
+    skip_special_tokens: Annotated[
+        bool, typer.Option(help="Leave special tokens out of the text.")
+    ] = True,
+    verification: Annotated[
+        str,
+        typer.Option(help="coupled (the same text with any drafter), rejection or block."),
+    ] = "coupled",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="All usable cores unless given.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Prompt and output together.")] = None,
     kv_cache_bytes: Annotated[
         int | None, typer.Option(help="Target's and drafter's KV cache together.")
     ] = None,
-    cpu_isa: Annotated[str, typer.Option(help="auto, scalar, avx2 or avx512.")] = "auto",
+    cpu_isa: Annotated[str, typer.Option(help="auto, scalar, avx2, avx512 or amx.")] = "auto",
     metrics: Annotated[
         bool, typer.Option(help="Print the metrics to standard error afterwards.")
     ] = True,
@@ -103,10 +141,18 @@ def generate(
     """Generate text, printed as it comes."""
     params = specrt.SamplingParams(
         max_tokens=max_tokens,
+        min_tokens=min_tokens,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
         min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=dict(_token_and_bias(one) for one in logit_bias) if logit_bias else None,
+        allowed_token_ids=allowed_token_ids or None,
+        bad_words=bad_words,
+        structured_outputs=_structured(json_schema, regex, choice, grammar),
         seed=seed,
         stop=stop,
         stop_token_ids=stop_token_ids,
@@ -123,6 +169,7 @@ def generate(
         threads=threads,
         max_model_len=max_model_len,
         kv_cache_bytes=kv_cache_bytes,
+        verification=verification,
         cpu_isa=cpu_isa,
     ) as engine:
         if chat:
@@ -132,6 +179,34 @@ def generate(
         output = _print_as_it_comes(increments)
     if metrics:
         print(output.metrics, file=sys.stderr)
+
+
+def _token_and_bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise specrt.InvalidArgumentError(
+            f"[logit_bias] expected a token id and a number, as 5=-2.5, got {text!r}"
+        ) from None
+
+
+def _structured(
+    json_schema: Path | None, regex: str | None, choice: list[str] | None, grammar: Path | None
+) -> specrt.StructuredOutputs | None:
+    if json_schema is None and regex is None and not choice and grammar is None:
+        return None
+    return specrt.StructuredOutputs(
+        json=None if json_schema is None else _text_of(json_schema),
+        regex=regex,
+        choice=choice or None,
+        grammar=None if grammar is None else _text_of(grammar),
+    )
+
+
+def _text_of(path: Path) -> str:
+    # Bytes that are no text are the grammar's own mistake to name.
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _print_as_it_comes(

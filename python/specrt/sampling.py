@@ -111,6 +111,8 @@ class SamplingParams:
             raise _wrong("n", "at least 1", self.n)
         if self.prompt_logprobs is not None and self.prompt_logprobs < 0:
             raise _wrong("prompt_logprobs", "None or at least 0", self.prompt_logprobs)
+        if self.prompt_logprobs is not None and self.max_tokens == 0:
+            raise _wrong("prompt_logprobs", "max_tokens of at least 1 with it", self.max_tokens)
         self._check_masks()
         self.to_core(eos_token_ids=()).check(2**31 - 1)
 

@@ -32,6 +32,7 @@ TOKENS = 28
 EOS = (10, 100, 200)
 LETTERS = list(range(97, 123))
 OPTIONS: dict[str, Any] = {"max_model_len": 96, "max_batch_size": 5, "threads": 1}
+LONGER = {**OPTIONS, "max_model_len": 160}
 
 # Bad words are what the model says without them: see `rows`.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -42,13 +43,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "presence below 0, sampled": {"presence_penalty": -1.5, "temperature": 1.2, "logprobs": 1},
     "frequency": {"frequency_penalty": 3.0},
     "frequency, sampled": {"frequency_penalty": 0.7, "temperature": 0.8, "top_p": 0.9},
-    "bias": {"logit_bias": {i: -100.0 for i in range(0, V, 2)}},
+    "bias": {"logit_bias": dict.fromkeys(range(0, V, 2), -100.0)},
     "bias, sampled": {
         "logit_bias": {5: 8.0, 6: 9.5, 7: float("-inf"), 263: -3.0},
         "temperature": 1.0,
     },
     "allowed": {"allowed_token_ids": LETTERS},
-    "allowed, sampled": {"allowed_token_ids": [*LETTERS, 10], "temperature": 1.5, "top_k": 9},
+    "allowed, sampled": {
+        "allowed_token_ids": [*LETTERS, 10], "temperature": 1.5, "top_k": 9, "ignore_eos": True,
+    },
     "bad words": {"allowed_token_ids": LETTERS, "bad_words": ()},
     "bad words, sampled": {"allowed_token_ids": LETTERS, "bad_words": (), "temperature": 2.0},
     "min tokens": {"min_tokens": 20, "stop_token_ids": list(range(0, V, 3))},
@@ -212,7 +215,9 @@ def test_law_with_history(given: dict[str, Any], make_bigram: Callable[..., Path
 
 
 @pytest.mark.parametrize("gamma", [1, 4, 16])
-@pytest.mark.parametrize("kind", ["oracle", "half", "wrong", "tree", "self", "close", "other", "ngram"])
+@pytest.mark.parametrize(
+    "kind", ["oracle", "half", "wrong", "tree", "self", "close", "other", "ngram"]
+)
 def test_same_with_drafts(
     rows: Rows, l2: Path, l2_close: Path, l2_other: Path, kind: str, gamma: int
 ) -> None:
@@ -243,7 +248,7 @@ def test_same_with_drafts(
             assert metrics.accepted_tokens == 0, name
         if kind in ("half", "tree") and gamma > 1 and len(output.token_ids) > 12:
             assert 0 < metrics.accepted_tokens < metrics.drafted_tokens, name
-    if kind in ("half", "close") or (kind == "tree" and gamma > 1):
+    if kind == "half" or (kind == "tree" and gamma > 1) or (kind == "close" and gamma < 16):
         tally.assert_mixed()
     if kind in ("ngram", "other"):
         assert 0 < tally.accepted < 0.7 * tally.drafted
@@ -273,7 +278,7 @@ def ends(path: Path, drafters: Sequence[Any], prompt: list[int], params: Samplin
     outputs = []
     for drafter in drafters:
         for gamma in (None,) if drafter is None else (1, 4, 7):
-            with Engine(path, drafter, num_speculative_tokens=gamma, **OPTIONS) as engine:
+            with Engine(path, drafter, num_speculative_tokens=gamma, **LONGER) as engine:
                 outputs.append(engine.generate(prompt, params))
     assert_same(outputs, [outputs[0]] * len(outputs), params)
     return outputs[0]
@@ -476,13 +481,10 @@ def test_penalties_see_tokens_of_the_same_round(make_bigram: Callable[..., Path]
             wanted.append(int(processed(table[last], [0], wanted, given).argmax()))
         assert wanted[:8].count(4) <= most
         oracle = Oracle([[0, *wanted]], 16)
-        for drafter in (None, Always(4), oracle, DraftModel(model=model), HalfRight(
-            [[0, *wanted]], 16
-        )):
+        half = HalfRight([[0, *wanted]], 16)
+        for drafter in (None, Always(4), oracle, half, DraftModel(model=model)):
             for gamma in (None,) if drafter is None else (2, 5):
-                with Engine(
-                    model, drafter, num_speculative_tokens=gamma, **{**OPTIONS, "max_model_len": 128}
-                ) as engine:
+                with Engine(model, drafter, num_speculative_tokens=gamma, **LONGER) as engine:
                     output = engine.generate([0], params)
                 assert output.token_ids == wanted, (given, drafter, gamma)
                 assert_identities(output)

@@ -333,8 +333,10 @@ GOOD_AND_BAD: dict[str, tuple[list[Any], list[Any]]] = {
     ),
     "logit_bias": (
         [None, {}, {1: 2}, {0: -100.0, 5: 3.5}, {1: float("-inf")}],
-        [[1], "x", 5, {"1": 1.0}, {1: "x"}, {1: None}, {1: True}, {True: 1.0}, {1.5: 1.0}]
-        + [{-1: 1.0}, {2**31: 1.0}, {1: float("nan")}, {1: float("inf")}, {1: 10**400}],
+        [
+            *([1], "x", 5, {"1": 1.0}, {1: "x"}, {1: None}, {1: True}, {True: 1.0}, {1.5: 1.0}),
+            *({-1: 1.0}, {2**31: 1.0}, {1: float("nan")}, {1: float("inf")}, {1: 10**400}),
+        ],
     ),
     "allowed_token_ids": (
         [None, [1], (2, 3), range(5)],
@@ -361,6 +363,11 @@ def test_bad_values_are_refused_by_name(name: str) -> None:
     for value in bad:
         with pytest.raises(InvalidArgumentError, match=rf"\[{name}\]"):
             SamplingParams(**{name: value})
+
+
+def test_prompt_logprobs_need_a_token() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"\[prompt_logprobs\].*max_tokens"):
+        SamplingParams(prompt_logprobs=1, max_tokens=0)
 
 
 def test_params_cannot_be_changed_or_given_by_position() -> None:
@@ -391,7 +398,7 @@ SHOWS: dict[str, tuple[dict[str, Any], Any]] = {
     "repetition_penalty": ({}, 1.8),
     "presence_penalty": ({}, 20.0),
     "frequency_penalty": ({}, 4.0),
-    "logit_bias": ({}, {i: 20.0 for i in range(0, 256, 3)}),
+    "logit_bias": ({}, dict.fromkeys(range(0, 256, 3), 20.0)),
     "allowed_token_ids": ({}, list(range(0, 256, 2))),
     "bad_words": ({"temperature": 3.0}, list("abcdefghijklmnopqrstuvwxyz")),
     "structured_outputs": ({}, StructuredOutputs(regex="[0-9]+")),

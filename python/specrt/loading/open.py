@@ -34,6 +34,7 @@ _SMALL_FILES = [
 class _Tokens(TypedDict):
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    generation: dict[str, Any]
 
 
 def open_checkpoint(

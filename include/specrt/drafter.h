@@ -29,7 +29,8 @@ struct DraftRequest {
 };
 
 /// Proposes continuations. The target decides what becomes of them, so a drafter can cost time
-/// but never change the output. Called from one thread at a time.
+/// but never change the output; with `rejection` and `block`, never its law, as long as a sampled
+/// draft tells the distributions that it came from. Called from one thread at a time.
 class SPECRT_API Drafter {
  public:
   Drafter() = default;
@@ -84,7 +85,8 @@ struct SPECRT_API DraftModelOptions {
 };
 
 /// A smaller model drafts a chain (Leviathan et al. 2211.17192). Where the request samples, it
-/// reads the target's noise, so that both agree as often as they can. Ids beyond
+/// reads the target's noise with `coupled` verification, so that both agree as often as they can,
+/// and otherwise samples by itself and tells the law that it drew from. Ids beyond
 /// `target_vocab_size` are never proposed. Without `vocabulary` both have the same tokens under the
 /// same ids.
 SPECRT_API std::shared_ptr<Drafter> make_model_drafter(

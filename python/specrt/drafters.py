@@ -1,4 +1,7 @@
-"""Drafters: what proposes tokens. Any of them may cost time; none can change the output."""
+"""Drafters: what proposes tokens.
+
+Any of them may cost time; with `coupled` verification none can change the output.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ class Drafter(ABC):
         """A draft of at most `budget` nodes that continues `tokens` (prompt and output so far).
 
         None or an empty tree drafts nothing. Nodes beyond the budget or the limits of the request
-        are cut. An exception ends the request with an error and harms no other.
+        are cut. An exception ends the request with an error and harms no other. With `rejection`
+        and `block` verification, a draft that was sampled, not picked, has to tell the
+        probabilities that it was drawn from (`DraftTree.set_distribution`).
         """
 
     def observe(self, committed: list[int]) -> None:
@@ -68,7 +73,10 @@ class NGram:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftModel:
-    """A smaller model with the target's vocabulary (Leviathan et al., arXiv 2211.17192)."""
+    """A smaller model that drafts a chain (Leviathan et al., arXiv 2211.17192).
+
+    Where its vocabulary is another one, it drafts only the tokens that both know.
+    """
 
     model: Any
     """As `Engine`'s target: a folder, a hub id, a .gguf file or a transformers model."""

@@ -45,8 +45,9 @@ class Engine:
         with specrt.Engine("HuggingFaceTB/SmolLM2-135M-Instruct", drafter="ngram") as engine:
             print(engine.generate("The capital of France is").text)
 
-    Text and token ids do not depend on the drafter, on `num_speculative_tokens`, on what else runs
-    or on `threads`. Safe to use from several threads: their requests share rounds.
+    With `verification="coupled"`, text and token ids do not depend on the drafter, on
+    `num_speculative_tokens`, on what else runs or on `threads`. Safe to use from several threads:
+    their requests share rounds.
     """
 
     def __init__(
@@ -89,8 +90,9 @@ class Engine:
         verification: "coupled" (the target's own choice decides, so that the output does not
             depend on the draft), or "rejection" or "block", which keep the target's law, accept a
             little more of a sampled draft, and repeat only for the same drafter and settings.
-        cpu_isa: "auto", or the instruction-set level to run: "avx512", "avx2", "scalar".
-        enable_prefix_caching: keep the KV blocks of finished requests for prompts that begin alike.
+        cpu_isa: "auto", or the instruction-set level to run: "amx", "avx512", "avx2", "scalar".
+        enable_prefix_caching: keep the KV blocks of finished requests for prompts that begin
+            alike; without effect on models with sliding windows.
         check_invariants: check the KV cache's bookkeeping after every round.
 
         Raises InvalidArgumentError, UnsupportedError, LoadError or CapacityError before any weight
@@ -155,6 +157,8 @@ class Engine:
                 max_num_batched_tokens=max_num_batched_tokens,
                 block_size=block_size,
             )
+            if verification != "coupled" and spec is not None:
+                _check_full_drafts(sizes, draft_tokens)
             check_room(plan_memory(opened.shape, draft.shape if draft else None, sizes))
             self._model = opened.load()
             draft_model = draft.load() if draft else None
@@ -253,15 +257,14 @@ class Engine:
         """Continue one prompt, or several at once.
 
         A prompt is a text or a list of token ids; `sampling_params` is one for all, a list with
-        one each, or None for `default_sampling_params`. Raises InvalidArgumentError or CapacityError before anything runs where one of
-        them cannot. An error of one request while running is raised after the others are done,
-        with their outputs (None for the failed) in the exception's `outputs`.
+        one each, or None for `default_sampling_params`. Raises InvalidArgumentError or
+        CapacityError before anything runs where one of them cannot. An error of one request while
+        running is raised after the others are done, with their outputs (None for the failed) in
+        the exception's `outputs`.
         """
         single = _is_prompt(prompts)
         batch: list[Any] = [prompts] if single else list(prompts)
-        outputs = self._run(
-            self._requests([self._encode(one) for one in batch], sampling_params)
-        )
+        outputs = self._run(self._requests([self._encode(one) for one in batch], sampling_params))
         return outputs[0] if single else outputs
 
     def chat(
@@ -388,9 +391,7 @@ class Engine:
                 )
         with self._lock:
             self._open_decoder()
-            return [
-                self._samples(prompt, one) for prompt, one in zip(prompts, params, strict=True)
-            ]
+            return [self._samples(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
 
     def _samples(self, prompt: list[int], params: SamplingParams) -> list[Request]:
         if not isinstance(params, SamplingParams):
@@ -468,9 +469,7 @@ class Engine:
             raise errors[0]
         return [request_output(group) for group in groups]
 
-    def _stream(
-        self, groups: list[list[Request]]
-    ) -> Generator[Increment, None, RequestOutput]:
+    def _stream(self, groups: list[list[Request]]) -> Generator[Increment, None, RequestOutput]:
         # Checked when stream() is called; submitted at the first next().
         if len(groups[0]) != 1:
             raise InvalidArgumentError(f"[n] expected 1 for a stream, got {len(groups[0])}")
@@ -604,6 +603,17 @@ def _check_conversation(value: Any) -> None:
     ):
         raise InvalidArgumentError(
             f'[messages] expected a list of {{"role": ..., "content": ...}}, got {value!r}'
+        )
+
+
+def _check_full_drafts(sizes: Sizes, draft_tokens: int) -> None:
+    """A draft that a full pass cuts short would change the text that a seed gives."""
+    need = sizes.max_batch_size + -(-4 * sizes.max_batch_size * draft_tokens // 3)
+    if sizes.max_num_batched_tokens < need:
+        raise InvalidArgumentError(
+            f"[max_num_batched_tokens] expected at least {need}, so that {sizes.max_batch_size} "
+            f"requests always get {draft_tokens} draft tokens each, as verification 'rejection' "
+            f"and 'block' need to repeat; got {sizes.max_num_batched_tokens}"
         )
 
 

@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Grammar", "GrammarState", "StructuredOutputs"]
 
+_WHITESPACE = r"\n?[\x20\x09]{0,24}"
+"""Between JSON's tokens: a new line and its indentation, and no end of it for a model to be
+caught in. "x-guidance" in a schema says otherwise."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputs:
     """What a request's output has to look like; exactly one field is given."""
 
     json: str | Mapping[str, Any] | None = None
-    """A JSON schema, as text or as a mapping."""
+    """A JSON schema, as text or as a mapping. White space is at most a new line and 24 blanks."""
     regex: str | None = None
     """A regular expression that the whole output matches (Rust's syntax, no look-around)."""
     choice: Sequence[str] | None = None
@@ -104,7 +108,9 @@ class Grammar:
                 schema = wanted.json
                 if not isinstance(schema, str):
                     schema = json_module.dumps(dict(schema))
-                compiled = matcher.grammar_from_json_schema(schema)
+                compiled = matcher.grammar_from_json_schema(
+                    schema, defaults={"whitespace_pattern": _WHITESPACE}
+                )
             elif wanted.regex is not None:
                 compiled = matcher.grammar_from_regex(wanted.regex)
             elif wanted.choice is not None:
@@ -141,8 +147,7 @@ class GrammarState:
         """The token has been chosen. Raises InvalidArgumentError where the grammar forbids it."""
         if not self._matcher.consume_token(token):
             raise InvalidArgumentError(
-                f"[structured_outputs] token {token} may not come here: "
-                f"{self._matcher.get_error()}"
+                f"[structured_outputs] token {token} may not come here: {self._matcher.get_error()}"
             )
 
     def finished(self) -> bool:

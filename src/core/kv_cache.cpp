@@ -327,9 +327,15 @@ std::int32_t KvCache::take(std::int64_t group) {
   const auto g = static_cast<std::size_t>(group);
   Pool& pool = pools_[g];
   if (pool.free.empty()) {
-    forget(prefixes_.oldest([&](const PrefixIndex::Node& node) {
+    // From the far end of the least recently used: a node takes all below it along. An idle node
+    // whose children are all in use goes only where there is no other.
+    const auto idle = [&](const PrefixIndex::Node& node) {
       return pool.references[static_cast<std::size_t>(node.blocks[g])] == 1;
-    }));
+    };
+    std::int64_t node = prefixes_.oldest(
+        [&](const PrefixIndex::Node& one) { return one.children.empty() && idle(one); });
+    if (node == PrefixIndex::kNone) node = prefixes_.oldest(idle);
+    forget(node);
   }
   const std::int32_t block = pool.free.back();
   pool.free.pop_back();

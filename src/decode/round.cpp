@@ -15,6 +15,31 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+// What verification relies on, so that a drafter's mistake ends its own request and no other.
+void check_draft(const DraftTree& draft, const SamplingParams& params, std::int64_t vocab_size) {
+  draft.check_vocabulary(vocab_size);
+  if (params.verification == Verification::coupled || params.greedy()) return;
+  const auto size = static_cast<std::int32_t>(draft.size());
+  if (params.verification == Verification::block) {
+    for (std::int32_t node = 0; node < size; ++node) {
+      if (draft.parents()[static_cast<std::size_t>(node)] != node - 1) {
+        throw InvalidArgument(expected_got("draft", "a chain for block verification", "a tree"));
+      }
+    }
+  }
+  if (draft.draw() == Draw::deterministic) return;
+  for (std::int32_t node = DraftTree::kRoot; node < size; ++node) {
+    const auto given = static_cast<std::int64_t>(draft.distribution(node).size());
+    if (draft.has_children(node) && (given == 0 || given > vocab_size)) {
+      throw InvalidArgument(expected_got("draft",
+                                         "the probabilities that the children of node " +
+                                             std::to_string(node) + " were drawn from, at most " +
+                                             std::to_string(vocab_size),
+                                         std::to_string(given)));
+    }
+  }
+}
+
 }  // namespace
 
 void Decoder::Impl::check_plan(const Plan& plan) const {
@@ -72,7 +97,7 @@ void Decoder::Impl::propose() {
       std::string error = failed;
       if (error.empty()) {
         try {
-          s.draft.check_vocabulary(runner.config().vocab_size);
+          check_draft(s.draft, s.params, runner.config().vocab_size);
         } catch (const std::exception& caught) {
           error = caught.what();
         }

@@ -5,7 +5,7 @@
 #include "model/runner.h"
 #include "specrt/error.h"
 
-// The forward pass: pre-norm decoder layers over the rows of a pass, every op one parallel region
+// The forward pass: decoder layers over the rows of a pass, every op one parallel region
 // over outputs, rows or (row, kv head) tasks. Nothing here depends on how rows came together.
 
 namespace specrt {

@@ -35,9 +35,9 @@ void on_every_isa(const Body& body) {
 
 inline Floats random_floats(std::size_t n, std::uint32_t seed, float scale = 1.0f) {
   std::mt19937 engine(seed);
-  std::normal_distribution<float> normal(0.0f, scale);
+  std::normal_distribution<float> normal;
   Floats out(n);
-  for (float& value : out) value = normal(engine);
+  for (float& value : out) value = scale * normal(engine);
   return out;
 }
 

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <map>
 #include <string>
+#include <tuple>
 
 #include "check.h"
 #include "reference/rejection.h"
@@ -150,4 +151,61 @@ TEST(rejection_repeats_whatever_the_batch) {
   const Outcome again = run(Verification::rejection, 320);
   CHECK(once.counts == again.counts);
   CHECK_EQ(once.accepted, again.accepted);
+}
+
+TEST(rejection_refuses_drafts_that_it_cannot_judge) {
+  // The request that drafted so ends with an error; the one beside it goes on.
+  class Bad : public specrt::Drafter {
+   public:
+    explicit Bad(bool tree) : tree_(tree) {}
+    const std::string& name() const override { return name_; }
+    void admit(specrt::SequenceId, std::span<const specrt::TokenId>, std::int64_t) override {}
+    void propose(std::span<const specrt::DraftRequest> requests,
+                 std::span<specrt::DraftTree> out) override {
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        out[i].add(1, specrt::DraftTree::kRoot);
+        if (tree_) {
+          out[i].add(2, specrt::DraftTree::kRoot);
+        } else {
+          out[i].set_draw(specrt::Draw::without_replacement);  // and no distribution
+        }
+      }
+    }
+    void observe(specrt::SequenceId, std::span<const specrt::TokenId>) override {}
+    void release(specrt::SequenceId) override {}
+    specrt::MemoryUse memory() const override { return {}; }
+
+   private:
+    bool tree_;
+    std::string name_ = "bad";
+  };
+  specrt::DecoderOptions options;
+  options.kv_cache_bytes = 1 << 20;
+  options.max_batch_size = 2;
+  options.max_rows = 32;
+  options.threads = 1;
+  specrt::Decoder decoder(tiny::bigram_model(table(0.0)), options);
+  specrt::SamplingParams params;
+  params.max_tokens = 6;
+  params.temperature = 1.0;
+  const std::vector<specrt::TokenId> prompt = {2};
+  for (const auto& [verification, tree, text] :
+       {std::tuple{Verification::block, true, "a chain"},
+        std::tuple{Verification::block, false, "probabilities"},
+        std::tuple{Verification::rejection, false, "probabilities"}}) {
+    params.verification = verification;
+    const specrt::SequenceId bad = decoder.add(prompt, params, std::make_shared<Bad>(tree));
+    const specrt::SequenceId good = decoder.add(prompt, params);
+    std::map<specrt::SequenceId, specrt::Finish> ends;
+    while (!decoder.idle()) {
+      for (const specrt::Progress& p : decoder.round(specrt::plan_fixed(decoder, 2))) {
+        if (p.finish != specrt::Finish::none) ends[p.id] = p.finish;
+        if (p.id == bad && p.finish == specrt::Finish::error) {
+          CHECK(p.error.find(text) != std::string::npos);
+        }
+      }
+    }
+    CHECK(ends[bad] == specrt::Finish::error);
+    CHECK(ends[good] == specrt::Finish::length);
+  }
 }

@@ -9,6 +9,7 @@ import pytest
 import tiny
 from helpers import assert_same, greedy
 from safetensors.numpy import load_file, save_file
+
 from specrt import Engine, InvalidArgumentError, SamplingParams, Tokenizer
 from specrt.text import map_vocabulary
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tiny
+
 from specrt import Engine, InvalidArgumentError, SamplingParams
 
 SMALL = {"max_batch_size": 2, "max_num_batched_tokens": 64, "threads": 1}

@@ -13,5 +13,5 @@ if(SPECRT_WARNINGS_AS_ERRORS)
 endif()
 if(SPECRT_SANITIZE)
   target_compile_options(specrt_reference PUBLIC -fsanitize=${SPECRT_SANITIZE}
-                                                 -fno-omit-frame-pointer -g)
+                                                 -fno-omit-frame-pointer)
 endif()

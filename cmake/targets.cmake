@@ -62,7 +62,7 @@ else()
 endif()
 
 if(SPECRT_SANITIZE)
-  target_compile_options(specrt_objects PUBLIC -fsanitize=${SPECRT_SANITIZE} -fno-omit-frame-pointer -g)
+  target_compile_options(specrt_objects PUBLIC -fsanitize=${SPECRT_SANITIZE} -fno-omit-frame-pointer)
   target_link_options(specrt_objects PUBLIC -fsanitize=${SPECRT_SANITIZE})
 endif()
 target_link_libraries(specrt_objects PUBLIC Threads::Threads)

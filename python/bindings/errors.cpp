@@ -1,3 +1,5 @@
+#include <string>
+
 #include "bindings.h"
 #include "specrt/error.h"
 
@@ -8,7 +10,11 @@ void bind_errors(py::module_&) {
   py::register_exception_translator([](std::exception_ptr pointer) {
     const auto raise = [](const char* name, const std::exception& error) {
       const py::object type = py::module_::import("specrt.errors").attr(name);
-      PyErr_SetString(type.ptr(), error.what());
+      // A message may quote bytes of a damaged file.
+      const std::string text = error.what();
+      const auto message = py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
+          text.data(), static_cast<py::ssize_t>(text.size()), "backslashreplace"));
+      PyErr_SetObject(type.ptr(), message.ptr());
     };
     try {
       if (pointer) std::rethrow_exception(pointer);

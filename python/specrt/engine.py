@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import threading
@@ -109,6 +110,12 @@ class Engine:
                 f"[verification] expected 'coupled', 'rejection' or 'block', got {verification!r}"
             )
         check_positive(threads=threads, max_model_len=max_model_len)
+        for name, flag in (
+            ("enable_prefix_caching", enable_prefix_caching),
+            ("check_invariants", check_invariants),
+        ):
+            if not isinstance(flag, bool):
+                raise InvalidArgumentError(f"[{name}] expected True or False, got {flag!r}")
         if not isinstance(cpu_isa, str):
             raise InvalidArgumentError(f"[cpu_isa] expected a level's name, got {cpu_isa!r}")
         isa = _core.resolve_cpu_isa(cpu_isa)
@@ -133,6 +140,11 @@ class Engine:
         self._closed = False
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
+        self._stepping = False
+        self._results: deque[tuple[Any, ...]] = deque()
+        """Of the last round, not delivered yet."""
+        self._left: list[Request] = []
+        """Requests whose caller has gone while a round was under way."""
         opened = open_target(target, tokenizer=tokenizer, dtype=dtype, max_model_len=max_model_len)
         draft: Opened | None = None
         vocabulary: VocabularyMap | None = None
@@ -314,11 +326,16 @@ class Engine:
         with self._lock:
             if self._closed:
                 return
+            if self._stepping:
+                raise InvalidArgumentError(
+                    "[engine] expected no close() from inside a drafter or grammar, got one"
+                )
             self._closed = True
             for request in [*self._waiting, *self._running.values()]:
                 request.error = SpecrtError("[engine] closed while the request was running")
             self._waiting.clear()
             self._running.clear()
+            self._results.clear()
             self._decoder = None
             self._drafter = None
             self._python_drafter = None
@@ -478,16 +495,16 @@ class Engine:
     def _increments(self, request: Request) -> Generator[Increment, None, RequestOutput]:
         self._submit([request])
         try:
-            while not request.done:
-                self._step()
-                increment = request.increment()
+            while True:
+                # Together and under the lock, since any thread's round may feed the request.
+                with self._lock:
+                    done = request.done
+                    increment = request.increment()
                 if increment is not None:
                     yield increment
-            # The end of a text may have been settled by another thread's round.
-            increment = request.increment()
-            if increment is not None:
-                yield increment
-            return request_output([request])
+                if done:
+                    return request_output([request])
+                self._step()
         finally:
             self._withdraw([request])
 
@@ -499,25 +516,55 @@ class Engine:
     def _withdraw(self, requests: list[Request]) -> None:
         """Cancel what is not done: the caller has left."""
         with self._lock:
-            for request in requests:
-                if request.done:
-                    continue
-                if request.id is not None and request.id in self._running:
-                    del self._running[request.id]
-                    if self._decoder is not None:
-                        self._decoder.cancel(request.id)
-                elif request in self._waiting:
-                    self._waiting.remove(request)
+            self._left.extend(one for one in requests if not one.done)
+            # Inside a round (a drafter, or the collector closing a stream) it waits for its end.
+            if not self._stepping:
+                self._cancel_left()
+
+    def _cancel_left(self) -> None:
+        while self._left:
+            request = self._left.pop()
+            if request.done:
+                continue
+            if request.id is not None and self._running.pop(request.id, None) is not None:
+                if self._decoder is not None:
+                    self._decoder.cancel(request.id)
+            elif request in self._waiting:
+                self._waiting.remove(request)
 
     def _step(self) -> None:
         """One round for everything that runs, whoever asked for it."""
         with self._lock:
+            if self._stepping:
+                raise InvalidArgumentError(
+                    "[engine] expected no call from inside a drafter or grammar, got one"
+                )
             if self._decoder is None:
                 return
-            self._admit(self._decoder)
-            plan = _core.plan_fixed(self._decoder, self.num_speculative_tokens)
-            for one in self._decoder.round(plan):
-                self._take(self._decoder, *one)
+            self._stepping = True
+            try:
+                if not self._results:
+                    self._admit(self._decoder)
+                    plan = _core.plan_fixed(self._decoder, self.num_speculative_tokens)
+                    try:
+                        self._results.extend(self._decoder.round(plan))
+                    except BaseException as error:
+                        self._fail_all(self._decoder, error)
+                        raise
+                # What an interrupt leaves here is delivered by the next step.
+                while self._results:
+                    self._deliver(self._decoder, *self._results.popleft())
+            finally:
+                self._stepping = False
+                self._cancel_left()
+
+    def _fail_all(self, decoder: _core.Decoder, error: BaseException) -> None:
+        """A round whose results were lost, to Ctrl-C say: whoever was in it would have a gap."""
+        for sequence, request in self._running.items():
+            request.error = SpecrtError(f"[engine] a round was lost: {type(error).__name__}")
+            with contextlib.suppress(InvalidArgumentError):  # it may have ended in that round
+                decoder.cancel(sequence)
+        self._running.clear()
 
     def _admit(self, decoder: _core.Decoder) -> None:
         held: list[Request] = []
@@ -548,7 +595,7 @@ class Engine:
             return _core.make_python_drafter(self._python_drafter)
         return self._drafter
 
-    def _take(
+    def _deliver(
         self,
         decoder: _core.Decoder,
         sequence: int,
@@ -559,20 +606,29 @@ class Engine:
         counters: _core.SequenceCounters | None,
         error: str,
     ) -> None:
-        request = self._running[sequence]
-        if prompt_logprobs is not None:
-            request.tell_prompt(prompt_logprobs)
-        cut = request.feed(tokens, logprobs, finish)
-        if cut >= 0:
-            # A stop text ends it before the core would have, or in the round in which it did.
-            counters = decoder.stop(sequence, cut)
-            finish = "stop"
+        request = self._running.get(sequence)
+        if request is None:
+            return
         if finish:
             del self._running[sequence]
-            if error:
-                request.fail(error)
-            else:
+        if error:
+            request.fail(error)
+            return
+        try:
+            if prompt_logprobs is not None:
+                request.tell_prompt(prompt_logprobs)
+            cut = request.feed(tokens, logprobs, finish)
+            if cut >= 0:
+                # A stop text ends it before the core would have, or in the round in which it did.
+                counters = decoder.stop(sequence, cut)
+                self._running.pop(sequence, None)
+                finish = "stop"
+            if finish:
                 request.end(finish, counters)
+        except Exception as caught:  # a tokenizer's, say: it ends this request and no other
+            request.error = SpecrtError(f"[output] {type(caught).__name__}: {caught}")
+            if self._running.pop(sequence, None) is not None:
+                decoder.cancel(sequence)
 
 
 def _is_prompt(value: Any) -> bool:

@@ -133,6 +133,13 @@ def plan_sizes(
     Without `kv_cache_bytes`: enough for every sequence at full length, at most a quarter of the
     memory that is available. Raises InvalidArgumentError and CapacityError with the numbers.
     """
+    for name, value in (
+        ("max_batch_size", max_batch_size),
+        ("max_num_batched_tokens", max_num_batched_tokens),
+        ("block_size", block_size),
+    ):
+        if value is None:
+            raise InvalidArgumentError(f"[{name}] expected an integer >= 1, got None")
     check_positive(
         max_model_len=max_model_len,
         kv_cache_bytes=kv_cache_bytes,

@@ -14,6 +14,7 @@ from .structured import StructuredOutputs
 __all__ = ["SamplingParams"]
 
 _INT64 = 2**63 - 1
+_MOST_SAMPLES = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +108,8 @@ class SamplingParams:
             raise _wrong("logprobs", "None or at least 0", self.logprobs)
         if self.top_k < -1:
             raise _wrong("top_k", "at least -1", self.top_k)
-        if self.n < 1 or self.n > 2**31:
-            raise _wrong("n", "at least 1", self.n)
+        if not 1 <= self.n <= _MOST_SAMPLES:
+            raise _wrong("n", f"from 1 to {_MOST_SAMPLES}", self.n)
         if self.prompt_logprobs is not None and self.prompt_logprobs < 0:
             raise _wrong("prompt_logprobs", "None or at least 0", self.prompt_logprobs)
         if self.prompt_logprobs is not None and self.max_tokens == 0:

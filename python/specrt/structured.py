@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .errors import InvalidArgumentError, UnsupportedError
+from .errors import InvalidArgumentError, SpecrtError, UnsupportedError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,6 +48,7 @@ class StructuredOutputs:
             )
         if self.choice is not None and (
             isinstance(self.choice, (str, bytes))
+            or not isinstance(self.choice, Sequence)
             or not self.choice
             or not all(isinstance(one, str) and one for one in self.choice)
         ):
@@ -138,6 +139,7 @@ class GrammarState:
         """Set the bits of the tokens that may come next, clear the others."""
         import numpy as np
 
+        self._check()
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
         mask[:] = 0
         count = min(len(mask), len(bits))
@@ -151,8 +153,14 @@ class GrammarState:
             )
 
     def finished(self) -> bool:
-        """Nothing but an end token may follow."""
+        """Nothing but an end token may follow. Raises SpecrtError where the engine gave up."""
+        self._check()
         return bool(self._matcher.is_stopped())
+
+    def _check(self) -> None:
+        problem = self._matcher.get_error()
+        if problem:
+            raise SpecrtError(f"[structured_outputs] the grammar engine gave up: {problem}")
 
     def accepts(self, tokens: list[int]) -> int:
         """How many leading tokens may follow; changes nothing."""

@@ -118,6 +118,14 @@ void DraftTree::set_distribution(std::int32_t node, std::span<const float> proba
     refuse("distribution", count_of(distribution_size_) + " values",
            count_of(probabilities.size()));
   }
+  double sum = 0.0;
+  for (const float value : probabilities) {
+    if (!(value >= 0.0f) || std::isinf(value)) {
+      refuse("distribution", "finite numbers of at least 0", std::to_string(value));
+    }
+    sum += double{value};
+  }
+  if (!(sum > 0.0)) refuse("distribution", "a positive sum", std::to_string(sum));
   distribution_size_ = probabilities.size();
   const auto at = static_cast<std::size_t>(node + 1);
   if (distribution_row_.size() <= at) distribution_row_.resize(at + 1, -1);

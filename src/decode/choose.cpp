@@ -93,11 +93,13 @@ TokenId Chooser::choose(std::span<const float> logits, const SamplingParams& par
 
 TokenId Chooser::draw(std::span<const float> weights, const SamplingParams& params,
                       std::int64_t position, std::uint32_t purpose) const {
-  return static_cast<TokenId>(kernels_
-                                  ->race(weights.data(), nullptr,
-                                         static_cast<std::int64_t>(weights.size()),
-                                         noise_key(params, position, purpose))
-                                  .token);
+  const cpu::Race race =
+      kernels_->race(weights.data(), nullptr, static_cast<std::int64_t>(weights.size()),
+                     noise_key(params, position, purpose));
+  if (race.token < 0) {
+    throw NumericError(expected_got("sampling", "a token with a positive weight", "none"));
+  }
+  return static_cast<TokenId>(race.token);
 }
 
 std::span<float> Chooser::distribution(std::span<const float> logits,

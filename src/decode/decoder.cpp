@@ -116,6 +116,7 @@ SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& p
                         std::shared_ptr<Drafter> drafter,
                         std::shared_ptr<TokenConstraint> constraint) {
   Impl& d = *impl_;
+  d.require_idle("add");
   check(prompt, params);
   if (constraint != nullptr && params.verification == Verification::block) {
     throw UnsupportedError(
@@ -162,6 +163,7 @@ SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& p
 
 void Decoder::cancel(SequenceId id) {
   Impl& d = *impl_;
+  d.require_idle("cancel");
   d.find(id);
   if (d.round_open) {
     throw InvalidArgument(
@@ -175,6 +177,7 @@ void Decoder::cancel(SequenceId id) {
 
 SequenceCounters Decoder::stop(SequenceId id, std::int64_t dropped) {
   Impl& d = *impl_;
+  d.require_idle("stop");
   // A sequence that the core itself ended in this round may have reached the caller's stop earlier.
   const auto over = std::find_if(d.gone.begin(), d.gone.end(), [id](const auto& s) {
     return s->id == id && (s->finish == Finish::stop || s->finish == Finish::length);

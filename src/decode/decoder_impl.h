@@ -27,6 +27,25 @@ struct Decoder::Impl {
   std::unordered_map<SequenceId, Sequence*> by_id;
   SequenceId next_id = 0;
   bool round_open = false;
+  bool busy = false;  // inside a call: drafters and constraints may not call back
+
+  void require_idle(const char* what) const {
+    if (busy) {
+      throw InvalidArgument(std::string("[") + what +
+                            "] expected no call from inside a drafter or constraint, got one");
+    }
+  }
+  struct Busy {
+    Busy(Impl& impl, const char* what) : impl_(impl) {
+      impl.require_idle(what);
+      impl.busy = true;
+    }
+    ~Busy() { impl_.busy = false; }
+    Busy(const Busy&) = delete;
+    Busy& operator=(const Busy&) = delete;
+    Impl& impl_;
+  };
+
   double draft_seconds = 0;
   std::vector<Progress> progress;
   // Scratch of a round.

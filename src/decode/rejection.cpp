@@ -59,6 +59,7 @@ Verdict reject_at_node(const Chooser& chooser, std::span<float> law, const Draft
     const TokenId token = tree.tokens()[static_cast<std::size_t>(child)];
     const auto id = static_cast<std::size_t>(token);
     const double u = coin(params, position, purpose_word(Purpose::accept), trial++);
+    const bool possible = law[id] > 0.0f;
     if (!sampled) {
       // Accept with probability p(x); else x is out of the question.
       if (u * p_mass < double{law[id]}) return {token, child};
@@ -77,8 +78,10 @@ Verdict reject_at_node(const Chooser& chooser, std::span<float> law, const Draft
       }
     }
     p_mass = sum_of(law);
+    if (p_mass > 0.0) continue;
     // Rejecting where p and q agree has probability zero; rounding may get here all the same.
-    if (!(p_mass > 0.0)) return {token, child};
+    if (possible) return {token, child};
+    throw InternalError("[rejection] expected something left of the target's law, got nothing");
   }
   return {chooser.draw(law, params, position, purpose_word(Purpose::residual)), -1};
 }

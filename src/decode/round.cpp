@@ -38,6 +38,15 @@ void check_draft(const DraftTree& draft, const SamplingParams& params, std::int6
                                          std::to_string(given)));
     }
   }
+  for (std::int32_t node = 0; node < size; ++node) {
+    const auto at = static_cast<std::size_t>(node);
+    const std::span<const float> q = draft.distribution(draft.parents()[at]);
+    const auto id = static_cast<std::size_t>(draft.tokens()[at]);
+    if (id >= q.size() || !(q[id] > 0.0f)) {
+      throw InvalidArgument(expected_got("draft", "tokens that their distribution can give",
+                                         "token " + std::to_string(draft.tokens()[at])));
+    }
+  }
 }
 
 }  // namespace
@@ -144,6 +153,7 @@ void Decoder::Impl::lay_out(Sequence& s) {
 
 void Decoder::begin_round(const Plan& plan) {
   Impl& d = *impl_;
+  const Impl::Busy busy(d, "begin_round");
   if (d.round_open)
     throw InvalidArgument("[begin_round] expected finish_round first, got an open round");
   d.check_plan(plan);
@@ -239,6 +249,7 @@ void Decoder::Impl::retire() {
 
 std::span<const Progress> Decoder::finish_round() {
   Impl& d = *impl_;
+  const Impl::Busy busy(d, "finish_round");
   if (!d.round_open)
     throw InvalidArgument("[finish_round] expected begin_round first, got no open round");
   d.round_open = false;

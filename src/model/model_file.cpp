@@ -11,7 +11,8 @@
 #include "model/weights.h"
 #include "specrt/error.h"
 
-// A saved model: 16 bytes of magic and format version, 8 bytes of header length, the header as
+// A saved model: 16 bytes of magic and format version, 8 bytes of header length, 8 bytes of the
+// header's checksum, the header as
 // "key value" lines, zeros up to a whole page, the arena. The arena's layout follows from the
 // header, so mapping it is checking it and pointing into it.
 
@@ -20,11 +21,21 @@ namespace {
 
 constexpr char kMagic[16] = "specrt model 2\n";
 constexpr std::int64_t kPage = 4096;
+constexpr std::int64_t kPrefix = 32;  // magic, length, checksum
 
 static_assert(std::endian::native == std::endian::little, "the file format is little-endian");
 
+// FNV-1a: damage to the header must not pass for another config.
+std::uint64_t checksum(const std::string& text) {
+  std::uint64_t value = 0xCBF29CE484222325u;
+  for (const char one : text) {
+    value = (value ^ static_cast<unsigned char>(one)) * 0x100000001B3u;
+  }
+  return value;
+}
+
 std::int64_t arena_start(std::int64_t header_bytes) {
-  return (24 + header_bytes + kPage - 1) / kPage * kPage;
+  return (kPrefix + header_bytes + kPage - 1) / kPage * kPage;
 }
 
 template <typename T>
@@ -183,9 +194,11 @@ void Model::save(const std::string& path) const {
     File file(temporary);
     file.write(kMagic, sizeof kMagic);
     file.write(&header_bytes, sizeof header_bytes);
+    const std::uint64_t sum = checksum(header);
+    file.write(&sum, sizeof sum);
     file.write(header.data(), header_bytes);
     const std::string padding(
-        static_cast<std::size_t>(arena_start(header_bytes) - 24 - header_bytes), '\0');
+        static_cast<std::size_t>(arena_start(header_bytes) - kPrefix - header_bytes), '\0');
     file.write(padding.data(), static_cast<std::int64_t>(padding.size()));
     file.write(data_->arena(), data_->layout.bytes);
     file.finish();
@@ -204,16 +217,21 @@ Model Model::map(const std::string& path) {
   const std::byte* base = data->buffer.data();
   const std::int64_t size = data->buffer.size();
   std::int64_t header_bytes = 0;
-  if (size < 24 || std::memcmp(base, kMagic, sizeof kMagic) != 0) {
+  if (size < kPrefix || std::memcmp(base, kMagic, sizeof kMagic) != 0) {
     throw LoadError(expected_got(path, "a model saved by this version of specrt", "another file"));
   }
   std::memcpy(&header_bytes, base + sizeof kMagic, sizeof header_bytes);
-  if (header_bytes < 0 || header_bytes > size - 24) {
+  if (header_bytes < 0 || header_bytes > size - kPrefix) {
     throw LoadError(expected_got(path, "a whole header", "a damaged or truncated file"));
   }
-  config_from_text(
-      std::string(reinterpret_cast<const char*>(base) + 24, static_cast<std::size_t>(header_bytes)),
-      path, data->config, data->dtype);
+  const std::string header(reinterpret_cast<const char*>(base) + kPrefix,
+                           static_cast<std::size_t>(header_bytes));
+  std::uint64_t sum = 0;
+  std::memcpy(&sum, base + sizeof kMagic + sizeof header_bytes, sizeof sum);
+  if (sum != checksum(header)) {
+    throw LoadError(expected_got(path, "a whole header", "a damaged one"));
+  }
+  config_from_text(header, path, data->config, data->dtype);
   try {
     data->layout = weight_layout(data->config, data->dtype);
   } catch (const InvalidArgument& error) {

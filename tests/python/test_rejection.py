@@ -26,6 +26,8 @@ from specrt.drafters import DraftModel, NGram
 
 V = 16
 DRAWS = 20_000
+"""For what is most exposed; the rest makes do with `FEWER`."""
+FEWER = 7_000
 OPTIONS: dict[str, Any] = {
     "max_model_len": 24,
     "max_batch_size": 256,
@@ -139,11 +141,11 @@ def test_law_with_a_draft_model(
     with Engine(
         target, draft, verification=verification, num_speculative_tokens=2, **OPTIONS
     ) as engine:
-        given = outputs(engine, DRAWS, **params)
+        given = outputs(engine, DRAWS if params == {"temperature": 1.0} else FEWER, **params)
     assert_bigram_law(ids(given), law, (verification, params))
     tally = Tally()
     tally.add(given)
-    tally.assert_mixed()
+    assert 0.2 < tally.accepted / tally.drafted < 0.9
     assert all(one.lossless for one in given)
 
 
@@ -161,9 +163,9 @@ def test_law_of_chains(verification: str, kind: str, make_bigram: Callable[..., 
     with Engine(
         make_bigram(TARGET), drafter, verification=verification, num_speculative_tokens=3, **OPTIONS
     ) as engine:
-        given = outputs(engine, DRAWS, temperature=1.0, prompt=prompt)
+        given = outputs(engine, FEWER, temperature=1.0, prompt=prompt)
     assert_bigram_law(ids(given), softmax(TARGET), (verification, kind))
-    assert sum(one.metrics.drafted_tokens for one in given) > DRAWS / 4
+    assert sum(one.metrics.drafted_tokens for one in given) > FEWER / 4
     accepted = sum(one.metrics.accepted_tokens for one in given)
     assert 0 < accepted < sum(one.metrics.drafted_tokens for one in given)
 
@@ -181,10 +183,11 @@ def test_law_of_trees(kind: str, make_bigram: Callable[..., Path]) -> None:
             make_bigram(TARGET), drafter, verification="rejection", num_speculative_tokens=9,
             **OPTIONS,
         ) as engine:  # fmt: skip
-            given = outputs(engine, DRAWS, tokens=4, **params)
+            many = kind == "sampled" and params == {"temperature": 1.0}
+            given = outputs(engine, DRAWS if many else FEWER, tokens=4, **params)
         assert_bigram_law(ids(given), law, (kind, params))
         rounds = sum(one.metrics.rounds for one in given)
-        assert sum(one.metrics.accepted_tokens for one in given) > 0.3 * rounds
+        assert sum(one.metrics.accepted_tokens for one in given) > 0.2 * rounds
 
 
 def test_law_of_a_tree_cut_by_the_budget(make_bigram: Callable[..., Path]) -> None:
@@ -194,7 +197,7 @@ def test_law_of_a_tree_cut_by_the_budget(make_bigram: Callable[..., Path]) -> No
             make_bigram(TARGET), Sampled(DRAFT, [3, 2]), verification="rejection",
             num_speculative_tokens=budget, **OPTIONS,
         ) as engine:  # fmt: skip
-            given = outputs(engine, 8000, tokens=4, temperature=1.0)
+            given = outputs(engine, FEWER, tokens=4, temperature=1.0)
         assert_bigram_law(ids(given), softmax(TARGET), budget)
 
 
@@ -212,7 +215,7 @@ def test_law_with_history(
     with Engine(
         make_bigram(TARGET), draft, verification=verification, num_speculative_tokens=3, **OPTIONS
     ) as engine:
-        tokens = ids(outputs(engine, DRAWS, tokens=4, **params))
+        tokens = ids(outputs(engine, FEWER, tokens=4, **params))
 
     def law(output: list[int]) -> np.ndarray:
         return softmax(processed(TARGET[[0, *output][-1]], [0], output, params))
@@ -377,8 +380,8 @@ def test_a_draft_that_verification_cannot_use(make_bigram: Callable[..., Path]) 
     target = make_bigram(TARGET)
     params = SamplingParams(max_tokens=10, seed=1, temperature=1.0)
     for drafter, verification, message in (
-        (NoLaw(), "rejection", "distribution"),
-        (NoLaw(), "block", "distribution"),
+        (NoLaw(), "rejection", "probabilities"),
+        (NoLaw(), "block", "probabilities"),
         (Likely(TARGET, [2, 2]), "block", "chain"),
     ):
         with Engine(

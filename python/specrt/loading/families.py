@@ -37,6 +37,10 @@ def fields_of(
     """
     raw = gemma.text_part(raw, where)
     model_type, architectures = raw.get("model_type"), raw.get("architectures") or []
+    if not isinstance(model_type, (str, type(None))):
+        raise LoadError(f"[{where} model_type] expected a name, got {model_type!r}")
+    if not isinstance(architectures, list) or not all(isinstance(o, str) for o in architectures):
+        raise LoadError(f"[{where} architectures] expected a list of names, got {architectures!r}")
     known = ", ".join(sorted(one.architecture for one in FAMILIES.values()))
     if model_type not in FAMILIES:
         name = architectures[0] if architectures else None

@@ -10,6 +10,18 @@ from ..errors import LoadError
 __all__ = ["ModelFields", "tensor_shapes"]
 
 
+# The core's own bounds: wide enough for anything real.
+_MOST = {
+    "vocab_size": 2**31 - 1,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**22,
+    "num_layers": 4096,
+    "num_heads": 2**16,
+    "head_dim": 512,
+    "max_position_embeddings": 2**31 - 1,
+}
+
+
 @dataclass(frozen=True)
 class ModelFields:
     """Everything that decides a decoder-only transformer's arithmetic.
@@ -63,6 +75,9 @@ class ModelFields:
         ):
             if getattr(self, name) < 1:
                 raise LoadError(f"[{name}] expected at least 1, got {getattr(self, name)}")
+        for name, most in _MOST.items():
+            if getattr(self, name) > most:
+                raise LoadError(f"[{name}] expected at most {most}, got {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
             raise LoadError(
                 f"[num_kv_heads] expected a divisor of num_heads ({self.num_heads}), "

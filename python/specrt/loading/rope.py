@@ -38,7 +38,9 @@ def _positive(parameters: Mapping[str, Any], name: str, default: float | None = 
 
 
 def _powers(theta: float, dim: int) -> NDArray[np.float32]:
-    """theta^(2i/dim) for i in [0, dim/2)."""
+    """theta^(2i/dim) for i in [0, dim/2). Raises LoadError for dimensions that no head has."""
+    if not 2 <= dim <= 65536:
+        raise LoadError(f"[rope] expected a head of 2 to 65536 dimensions, got {dim}")
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     return np.power(np.float64(np.float32(theta)), exponents.astype(np.float64)).astype(np.float32)
 

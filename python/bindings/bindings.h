@@ -6,6 +6,12 @@ namespace specrt::python {
 
 namespace py = pybind11;
 
+/// Ctrl-C that Python code raised inside a round. The core knows no such thing: it ends the request
+/// concerned, and the interrupt goes on once the round is over.
+void note_interrupt();
+/// Throws KeyboardInterrupt where one was noted.
+void raise_noted_interrupt();
+
 // One a public header; module.cpp calls them in the order in which they build on each other.
 void bind_errors(py::module_& module);
 void bind_cpu(py::module_& module);

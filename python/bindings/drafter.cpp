@@ -59,8 +59,8 @@ class PythonDrafter final : public Drafter {
       return;
     } catch (const py::error_already_set& error) {
       text = error.what();
-      // Ctrl-C is not the drafter's error: Python raises it again once the round is over.
-      if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
+      // Ctrl-C is not the drafter's error: it goes on once the round is over.
+      if (error.matches(PyExc_KeyboardInterrupt)) note_interrupt();
     }
     throw Error(text);
   }

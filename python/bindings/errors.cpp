@@ -1,9 +1,23 @@
+#include <atomic>
 #include <string>
 
 #include "bindings.h"
 #include "specrt/error.h"
 
 namespace specrt::python {
+namespace {
+
+std::atomic<bool> interrupted{false};
+
+}  // namespace
+
+void note_interrupt() { interrupted.store(true); }
+
+void raise_noted_interrupt() {
+  if (!interrupted.exchange(false)) return;
+  PyErr_SetNone(PyExc_KeyboardInterrupt);
+  throw py::error_already_set();
+}
 
 // The Python classes live in specrt.errors, so that pure Python code can raise them too.
 void bind_errors(py::module_&) {

@@ -65,8 +65,8 @@ class PythonConstraint final : public TokenConstraint {
       return;
     } catch (const py::error_already_set& error) {
       text = error.what();
-      // Ctrl-C is not the drafter's error: Python raises it again once the round is over.
-      if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
+      // Ctrl-C is not the grammar's error: it goes on once the round is over.
+      if (error.matches(PyExc_KeyboardInterrupt)) note_interrupt();
     } catch (const py::cast_error& error) {
       text = error.what();
     }

@@ -202,6 +202,7 @@ void bind_decoder(py::module_& module) {
               const py::gil_scoped_release released;
               progress = decoder.finish_round();
             }
+            raise_noted_interrupt();
             return to_python(progress);
           },
           "Runs the pass: a list of (id, tokens, logprobs, prompt_logprobs, finish, counters, "
@@ -215,6 +216,7 @@ void bind_decoder(py::module_& module) {
               const py::gil_scoped_release released;
               progress = decoder.round(items);
             }
+            raise_noted_interrupt();
             return to_python(progress);
           },
           py::arg("plan"), "begin_round() and finish_round().")

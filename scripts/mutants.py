@@ -197,8 +197,8 @@ MUTANTS = [
     Mutant(
         "rejection_residual_not_renormalised",
         "src/decode/rejection.cpp",
-        "    p_mass = sum_of(law);\n    // Rejecting",
-        "    p_mass = sum_of(law) > 0.0 ? 1.0 : 0.0;\n    // Rejecting",
+        "    p_mass = sum_of(law);\n    if (p_mass > 0.0) continue;",
+        "    p_mass = sum_of(law) > 0.0 ? 1.0 : 0.0;\n    if (p_mass > 0.0) continue;",
         "rejection_keeps",
     ),
     Mutant(

@@ -251,7 +251,7 @@ MUTANTS = [
         "src/decode/rejection.cpp",
         "last ? double{law[id]} : joint_ *",
         "last ? double{law[id]} : 1.0 *",
-        "block_",
+        "rejection_through",
     ),
 ]
 

@@ -2,6 +2,10 @@
 
 #include <pybind11/pybind11.h>
 
+#include <string>
+
+#include "specrt/error.h"
+
 namespace specrt::python {
 
 namespace py = pybind11;
@@ -11,6 +15,25 @@ namespace py = pybind11;
 void note_interrupt();
 /// Throws KeyboardInterrupt where one was noted.
 void raise_noted_interrupt();
+
+/// Runs Python code on the core's behalf, with the lock held. Python exceptions may not outlive the
+/// lock, so only their text goes on, behind `prefix`, as an Error; Ctrl-C is not the called code's
+/// error and goes on once the round is over.
+template <typename Body>
+void call_python(const char* prefix, const Body& body) {
+  const py::gil_scoped_acquire held;
+  std::string text;
+  try {
+    body();
+    return;
+  } catch (const py::error_already_set& error) {
+    text = error.what();
+    if (error.matches(PyExc_KeyboardInterrupt)) note_interrupt();
+  } catch (const py::cast_error& error) {
+    text = error.what();
+  }
+  throw Error(prefix + text);
+}
 
 // One a public header; module.cpp calls them in the order in which they build on each other.
 void bind_errors(py::module_& module);

@@ -55,22 +55,9 @@ class PythonConstraint final : public TokenConstraint {
   }
 
  private:
-  // Python exceptions may not outlive the lock, so only their text goes on.
   template <typename Body>
   static void call(const Body& body) {
-    const py::gil_scoped_acquire held;
-    std::string text;
-    try {
-      body();
-      return;
-    } catch (const py::error_already_set& error) {
-      text = error.what();
-      // Ctrl-C is not the grammar's error: it goes on once the round is over.
-      if (error.matches(PyExc_KeyboardInterrupt)) note_interrupt();
-    } catch (const py::cast_error& error) {
-      text = error.what();
-    }
-    throw Error("[constraint] " + text);
+    call_python("[constraint] ", body);
   }
 
   py::object object_;

@@ -27,8 +27,7 @@ class PythonDrafter final : public Drafter {
   MemoryUse memory() const override { return {}; }
 
   void propose(std::span<const DraftRequest> requests, std::span<DraftTree> out) override {
-    const py::gil_scoped_acquire held;
-    guarded([&] {
+    call_python("", [&] {
       for (std::size_t i = 0; i < requests.size(); ++i) {
         const std::vector<TokenId> tokens(requests[i].tokens.begin(), requests[i].tokens.end());
         const py::object tree = object_.attr("propose")(tokens, requests[i].max_nodes);
@@ -44,27 +43,12 @@ class PythonDrafter final : public Drafter {
   }
 
   void observe(SequenceId, std::span<const TokenId> committed) override {
-    const py::gil_scoped_acquire held;
-    guarded(
-        [&] { object_.attr("observe")(std::vector<TokenId>(committed.begin(), committed.end())); });
+    call_python("", [&] {
+      object_.attr("observe")(std::vector<TokenId>(committed.begin(), committed.end()));
+    });
   }
 
  private:
-  // Python exceptions may not outlive the lock, so only their text goes on.
-  template <typename Body>
-  static void guarded(const Body& body) {
-    std::string text;
-    try {
-      body();
-      return;
-    } catch (const py::error_already_set& error) {
-      text = error.what();
-      // Ctrl-C is not the drafter's error: it goes on once the round is over.
-      if (error.matches(PyExc_KeyboardInterrupt)) note_interrupt();
-    }
-    throw Error(text);
-  }
-
   py::object object_;
   std::string name_;
 };

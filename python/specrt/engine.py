@@ -194,7 +194,6 @@ class Engine:
         self._grammar: Grammar | None = None
         self._vocab_size = opened.shape.config.vocab_size
         self._python_drafter = spec if isinstance(spec, Drafter) else None
-        self._draft_weights = draft_model.weight_bytes if draft_model else 0
         self.num_speculative_tokens: int = draft_tokens
         self._tokenizer = opened.tokenizer
         self._eos = opened.eos_token_ids

@@ -18,6 +18,7 @@ set(specrt_sources
     src/decode/choose.cpp
     src/decode/decide.cpp
     src/decode/decoder.cpp
+    src/decode/filter.cpp
     src/decode/logits_state.cpp
     src/decode/model_drafter.cpp
     src/decode/ngram_drafter.cpp

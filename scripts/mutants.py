@@ -186,6 +186,20 @@ MUTANTS = [
         "args.round_output = model_.dtype() != DType::f32 && rows_ > 1;",
         "forward_row",
     ),
+    Mutant(
+        "filter_keeps_every_tie",
+        "src/decode/filter.cpp",
+        "++ties > cut.ties) continue;",
+        "++ties > cut.ties && at < 0) continue;",
+        "filter_",
+    ),
+    Mutant(
+        "filter_forgets_what_lies_above",
+        "src/decode/filter.cpp",
+        "    share.sum += before.sum;\n",
+        "",
+        "filter_",
+    ),
     # Rejection sampling: each would change the law of the output.
     Mutant(
         "rejection_p_and_q_swapped",

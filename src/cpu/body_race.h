@@ -58,29 +58,34 @@ SPECRT_INLINE void race_run(RaceState& state, const float* weights, std::int64_t
   }
 }
 
+/// Up to kWidth ids in any order.
+SPECRT_INLINE void race_ids(RaceState& state, const float* weights, const std::int32_t* ids,
+                            std::int64_t n, const NoiseKey& key) {
+  const F w = n == kWidth ? load(weights) : load_part(weights, n);
+  const F limit = mul(set1(state.bound), w);
+  if (less_mask(set1(kBelowAnyUniform), limit) == 0) return;
+  alignas(64) std::int32_t padded[kWidth] = {};
+  if (n < kWidth) {
+    __builtin_memcpy(padded, ids, static_cast<std::size_t>(n) * sizeof *ids);
+    ids = padded;
+  }
+  alignas(64) std::uint32_t bits[kWidth];
+  philox_words(ids, key, bits);
+  for (unsigned mask = less_mask(unit_lower(bits), limit); mask != 0; mask &= mask - 1) {
+    const int lane = __builtin_ctz(mask);
+    state.enter(bits[lane], weights[lane], ids[lane]);
+  }
+}
+
 Race race(const float* weights, const std::int32_t* ids, std::int64_t n, const NoiseKey& key) {
   RaceState state;
-  if (ids == nullptr) {
-    for (std::int64_t first = 0; first < n; first += 4 * kWidth) {
-      const std::int64_t count = n - first < 4 * kWidth ? n - first : 4 * kWidth;
+  const std::int64_t step = ids == nullptr ? 4 * kWidth : kWidth;
+  for (std::int64_t first = 0; first < n; first += step) {
+    const std::int64_t count = n - first < step ? n - first : step;
+    if (ids == nullptr) {
       race_run(state, weights, first, count, key);
-    }
-  } else {
-    // Runs of ids often share noise blocks, so the last group of blocks is kept.
-    alignas(64) std::uint32_t bits[4 * kWidth];
-    std::uint32_t group = 0xFFFFFFFFu;
-    for (std::int64_t i = 0; i < n; ++i) {
-      const float limit = state.bound * weights[i];
-      if (!(limit > kBelowAnyUniform)) continue;
-      const std::uint32_t id = static_cast<std::uint32_t>(ids[i]);
-      if (id / (4 * kWidth) != group) {
-        group = id / (4 * kWidth);
-        philox_bits(group * kWidth, key, bits);
-      }
-      const std::uint32_t word = bits[id % (4 * kWidth)];
-      if (static_cast<float>(word >> 1) * 0x1p-31f < limit) {
-        state.enter(word, weights[i], ids[i]);
-      }
+    } else {
+      race_ids(state, weights + first, ids + first, count, key);
     }
   }
   state.best.token = state.best_id;

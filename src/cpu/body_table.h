@@ -25,6 +25,9 @@ constexpr Kernels table_named(const char* name) {
   table.arg_max = arg_max;
   table.exp_sum = exp_sum;
   table.exp_weights = exp_weights;
+  table.share_from = share_from;
+  table.ids_between = ids_between;
+  table.keep_bits = keep_bits;
   table.race = race;
   return table;
 }

@@ -90,6 +90,12 @@ struct Race {
   double key = 0.0;         ///< -log1p(-u) / weight of the winner: the smallest
 };
 
+/// What the entries from some value up come to.
+struct Share {
+  double sum = 0.0;
+  std::int64_t count = 0;
+};
+
 struct Kernels {
   const char* name;
 
@@ -142,6 +148,16 @@ struct Kernels {
   /// out[i] = exp((x[i] - max) * inv_temperature); returns exp_sum of the same, bit for bit.
   double (*exp_weights)(const float* x, std::int64_t n, float max, float inv_temperature,
                         float* out);
+
+  /// Of the entries with x[i] >= floor: how many, and the sum of their weights in the order of
+  /// exp_sum (the same bits where all are). No NaN in x. Null weights: the count alone.
+  Share (*share_from)(const float* x, const float* weights, std::int64_t n, float floor);
+  /// Writes every i with low <= x[i] < high to out, ascending, and returns how many. NaN is never
+  /// between.
+  std::int64_t (*ids_between)(const float* x, std::int64_t n, float low, float high,
+                              std::int32_t* out);
+  /// x[i] = -inf where bit i % 32 of bits[i / 32] is clear.
+  void (*keep_bits)(float* x, std::int64_t n, const std::uint32_t* bits);
 
   /// The exponential race, which draws from weights / sum(weights): the id with the smallest
   /// -log1p(-u(id)) / weights[i], u from the Philox stream of `key` with counter id. ids null

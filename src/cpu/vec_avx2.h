@@ -57,6 +57,16 @@ SPECRT_INLINE unsigned less_mask(F a, F b) {
 SPECRT_INLINE unsigned equal_mask(F a, F b) {
   return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)));
 }
+SPECRT_INLINE F pick(unsigned mask, F a, F b) {
+  const I lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const I bits = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(mask)), lanes);
+  return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(_mm256_cmpeq_epi32(bits, lanes)));
+}
+SPECRT_INLINE int put_ids(std::int32_t* out, std::int32_t base, unsigned mask) {
+  int count = 0;
+  for (; mask != 0; mask &= mask - 1) out[count++] = base + __builtin_ctz(mask);
+  return count;
+}
 SPECRT_INLINE F power_of_two(I n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
@@ -135,13 +145,10 @@ SPECRT_INLINE void multiply_wide(I a, I m, I& high, I& low) {
   high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
   low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
 }
-SPECRT_INLINE void philox_bits(std::uint32_t first, const NoiseKey& key, std::uint32_t* out) {
-  // Blocks in an order that makes the final interleave put ids beside each other.
-  I c0 = _mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(first)),
-                          _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
-  I c1 = _mm256_set1_epi32(static_cast<int>(key.position));
-  I c2 = _mm256_set1_epi32(static_cast<int>(key.sample_index));
-  I c3 = _mm256_set1_epi32(static_cast<int>(key.purpose));
+SPECRT_INLINE void philox_blocks(const NoiseKey& key, I& c0, I& c1, I& c2, I& c3) {
+  c1 = _mm256_set1_epi32(static_cast<int>(key.position));
+  c2 = _mm256_set1_epi32(static_cast<int>(key.sample_index));
+  c3 = _mm256_set1_epi32(static_cast<int>(key.purpose));
   I k0 = _mm256_set1_epi32(static_cast<int>(static_cast<std::uint32_t>(key.seed)));
   I k1 = _mm256_set1_epi32(static_cast<int>(static_cast<std::uint32_t>(key.seed >> 32)));
   const I m0 = _mm256_set1_epi32(static_cast<int>(0xD2511F53u));
@@ -157,6 +164,13 @@ SPECRT_INLINE void philox_bits(std::uint32_t first, const NoiseKey& key, std::ui
     k0 = _mm256_add_epi32(k0, _mm256_set1_epi32(static_cast<int>(0x9E3779B9u)));
     k1 = _mm256_add_epi32(k1, _mm256_set1_epi32(static_cast<int>(0xBB67AE85u)));
   }
+}
+SPECRT_INLINE void philox_bits(std::uint32_t first, const NoiseKey& key, std::uint32_t* out) {
+  // Blocks in an order that makes the final interleave put ids beside each other.
+  I c0 = _mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(first)),
+                          _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
+  I c1, c2, c3;
+  philox_blocks(key, c0, c1, c2, c3);
   const I a = _mm256_unpacklo_epi32(c0, c1), b = _mm256_unpackhi_epi32(c0, c1);
   const I c = _mm256_unpacklo_epi32(c2, c3), d = _mm256_unpackhi_epi32(c2, c3);
   I* to = reinterpret_cast<I*>(out);
@@ -164,6 +178,19 @@ SPECRT_INLINE void philox_bits(std::uint32_t first, const NoiseKey& key, std::ui
   _mm256_storeu_si256(to + 1, _mm256_unpackhi_epi64(a, c));
   _mm256_storeu_si256(to + 2, _mm256_unpacklo_epi64(b, d));
   _mm256_storeu_si256(to + 3, _mm256_unpackhi_epi64(b, d));
+}
+SPECRT_INLINE void philox_words(const std::int32_t* ids, const NoiseKey& key, std::uint32_t* out) {
+  const I id = _mm256_loadu_si256(reinterpret_cast<const I*>(ids));
+  I c0 = _mm256_srli_epi32(id, 2);
+  I c1, c2, c3;
+  philox_blocks(key, c0, c1, c2, c3);
+  // A blend goes by the sign of a lane: the lowest bit of id, then the next.
+  const auto by_bit = [&](I a, I b, int bit) {
+    return _mm256_castps_si256(
+        _mm256_blendv_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b),
+                         _mm256_castsi256_ps(_mm256_slli_epi32(id, 31 - bit))));
+  };
+  _mm256_storeu_si256(reinterpret_cast<I*>(out), by_bit(by_bit(c0, c1, 0), by_bit(c2, c3, 0), 1));
 }
 SPECRT_INLINE F unit_lower(const std::uint32_t* bits) {
   const I half = _mm256_srli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits)), 1);

@@ -65,6 +65,20 @@ SPECRT_INLINE F zero_below(F x, F limit, F y) {
 /// Bit i set where a[i] < b[i].
 SPECRT_INLINE unsigned less_mask(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 SPECRT_INLINE unsigned equal_mask(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+/// Lane i is bit i of mask ? a[i] : b[i].
+SPECRT_INLINE F pick(unsigned mask, F a, F b) {
+  return _mm512_mask_mov_ps(b, static_cast<__mmask16>(mask), a);
+}
+/// Writes base + i for every bit i of a mask of kWidth bits, ascending, and returns how many.
+SPECRT_INLINE int put_ids(std::int32_t* out, std::int32_t base, unsigned mask) {
+  const I ids =
+      _mm512_add_epi32(_mm512_set1_epi32(base),
+                       _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  const int count = __builtin_popcount(mask);
+  _mm512_mask_storeu_epi32(out, first_lanes(count),
+                           _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), ids));
+  return count;
+}
 /// y * 2^n for whole n in [-126, 128].
 SPECRT_INLINE F scale_by_power(F y, F n) { return _mm512_scalef_ps(y, n); }
 
@@ -135,14 +149,11 @@ SPECRT_INLINE void multiply_wide(I a, I m, I& high, I& low) {
   high = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xAAAA, odd);
   low = _mm512_mask_mov_epi32(even, 0xAAAA, _mm512_slli_epi64(odd, 32));
 }
-/// The noise bits of 4 * kWidth consecutive ids, from id 4 * first on.
-SPECRT_INLINE void philox_bits(std::uint32_t first, const NoiseKey& key, std::uint32_t* out) {
-  // Blocks in an order that makes the final interleave put ids beside each other.
-  I c0 = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first)),
-                          _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-  I c1 = _mm512_set1_epi32(static_cast<int>(key.position));
-  I c2 = _mm512_set1_epi32(static_cast<int>(key.sample_index));
-  I c3 = _mm512_set1_epi32(static_cast<int>(key.purpose));
+/// The blocks with counters c0: their four words.
+SPECRT_INLINE void philox_blocks(const NoiseKey& key, I& c0, I& c1, I& c2, I& c3) {
+  c1 = _mm512_set1_epi32(static_cast<int>(key.position));
+  c2 = _mm512_set1_epi32(static_cast<int>(key.sample_index));
+  c3 = _mm512_set1_epi32(static_cast<int>(key.purpose));
   I k0 = _mm512_set1_epi32(static_cast<int>(static_cast<std::uint32_t>(key.seed)));
   I k1 = _mm512_set1_epi32(static_cast<int>(static_cast<std::uint32_t>(key.seed >> 32)));
   const I m0 = _mm512_set1_epi32(static_cast<int>(0xD2511F53u));
@@ -158,12 +169,32 @@ SPECRT_INLINE void philox_bits(std::uint32_t first, const NoiseKey& key, std::ui
     k0 = _mm512_add_epi32(k0, _mm512_set1_epi32(static_cast<int>(0x9E3779B9u)));
     k1 = _mm512_add_epi32(k1, _mm512_set1_epi32(static_cast<int>(0xBB67AE85u)));
   }
+}
+/// The noise bits of 4 * kWidth consecutive ids, from id 4 * first on.
+SPECRT_INLINE void philox_bits(std::uint32_t first, const NoiseKey& key, std::uint32_t* out) {
+  // Blocks in an order that makes the final interleave put ids beside each other.
+  I c0 = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first)),
+                          _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  I c1, c2, c3;
+  philox_blocks(key, c0, c1, c2, c3);
   const I a = _mm512_unpacklo_epi32(c0, c1), b = _mm512_unpackhi_epi32(c0, c1);
   const I c = _mm512_unpacklo_epi32(c2, c3), d = _mm512_unpackhi_epi32(c2, c3);
   _mm512_storeu_si512(out, _mm512_unpacklo_epi64(a, c));
   _mm512_storeu_si512(out + 16, _mm512_unpackhi_epi64(a, c));
   _mm512_storeu_si512(out + 32, _mm512_unpacklo_epi64(b, d));
   _mm512_storeu_si512(out + 48, _mm512_unpackhi_epi64(b, d));
+}
+/// The noise bits of kWidth ids.
+SPECRT_INLINE void philox_words(const std::int32_t* ids, const NoiseKey& key, std::uint32_t* out) {
+  const I id = _mm512_loadu_si512(ids);
+  I c0 = _mm512_srli_epi32(id, 2);
+  I c1, c2, c3;
+  philox_blocks(key, c0, c1, c2, c3);
+  const __mmask16 odd = _mm512_test_epi32_mask(id, _mm512_set1_epi32(1));
+  const __mmask16 upper = _mm512_test_epi32_mask(id, _mm512_set1_epi32(2));
+  const I low = _mm512_mask_mov_epi32(c0, odd, c1);
+  const I high = _mm512_mask_mov_epi32(c2, odd, c3);
+  _mm512_storeu_si512(out, _mm512_mask_mov_epi32(low, upper, high));
 }
 /// About bits / 2^32 and never above it by more than float rounding.
 SPECRT_INLINE F unit_lower(const std::uint32_t* bits) {

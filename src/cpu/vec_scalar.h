@@ -68,6 +68,16 @@ SPECRT_INLINE unsigned equal_mask(F a, F b) {
   for (int i = 0; i < kWidth; ++i) mask |= static_cast<unsigned>(a[i] == b[i]) << i;
   return mask;
 }
+SPECRT_INLINE F pick(unsigned mask, F a, F b) {
+  F x;
+  for (int i = 0; i < kWidth; ++i) x[i] = (mask >> i & 1u) != 0 ? a[i] : b[i];
+  return x;
+}
+SPECRT_INLINE int put_ids(std::int32_t* out, std::int32_t base, unsigned mask) {
+  int count = 0;
+  for (; mask != 0; mask &= mask - 1) out[count++] = base + __builtin_ctz(mask);
+  return count;
+}
 SPECRT_INLINE F scale_by_power(F y, F n) {
   // Adding 1.5 * 2^23 leaves n + 2^22 in the low mantissa bits: a conversion that is defined for
   // NaN. In two halves, because 2^128 is not a float; 256 keeps the shift non-negative.
@@ -115,25 +125,34 @@ SPECRT_INLINE F reduce_four(F a, F b, F c, F d) {
 }
 SPECRT_INLINE F reduce_quads(const F (&q)[1]) { return q[0]; }
 
+SPECRT_INLINE void philox_block(std::uint32_t counter, const NoiseKey& key, std::uint32_t* out) {
+  std::uint32_t c0 = counter, c1 = key.position, c2 = key.sample_index, c3 = key.purpose;
+  std::uint32_t k0 = static_cast<std::uint32_t>(key.seed);
+  std::uint32_t k1 = static_cast<std::uint32_t>(key.seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t a = std::uint64_t{0xD2511F53u} * c0;
+    const std::uint64_t b = std::uint64_t{0xCD9E8D57u} * c2;
+    c0 = static_cast<std::uint32_t>(b >> 32) ^ c1 ^ k0;
+    c1 = static_cast<std::uint32_t>(b);
+    c2 = static_cast<std::uint32_t>(a >> 32) ^ c3 ^ k1;
+    c3 = static_cast<std::uint32_t>(a);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  out[0] = c0;
+  out[1] = c1;
+  out[2] = c2;
+  out[3] = c3;
+}
 SPECRT_INLINE void philox_bits(std::uint32_t first, const NoiseKey& key, std::uint32_t* out) {
-  for (std::uint32_t i = 0; i < kWidth; ++i) {
-    std::uint32_t c0 = first + i, c1 = key.position, c2 = key.sample_index, c3 = key.purpose;
-    std::uint32_t k0 = static_cast<std::uint32_t>(key.seed);
-    std::uint32_t k1 = static_cast<std::uint32_t>(key.seed >> 32);
-    for (int round = 0; round < 10; ++round) {
-      const std::uint64_t a = std::uint64_t{0xD2511F53u} * c0;
-      const std::uint64_t b = std::uint64_t{0xCD9E8D57u} * c2;
-      c0 = static_cast<std::uint32_t>(b >> 32) ^ c1 ^ k0;
-      c1 = static_cast<std::uint32_t>(b);
-      c2 = static_cast<std::uint32_t>(a >> 32) ^ c3 ^ k1;
-      c3 = static_cast<std::uint32_t>(a);
-      k0 += 0x9E3779B9u;
-      k1 += 0xBB67AE85u;
-    }
-    out[4 * i] = c0;
-    out[4 * i + 1] = c1;
-    out[4 * i + 2] = c2;
-    out[4 * i + 3] = c3;
+  for (std::uint32_t i = 0; i < kWidth; ++i) philox_block(first + i, key, out + 4 * i);
+}
+SPECRT_INLINE void philox_words(const std::int32_t* ids, const NoiseKey& key, std::uint32_t* out) {
+  for (int i = 0; i < kWidth; ++i) {
+    const auto id = static_cast<std::uint32_t>(ids[i]);
+    std::uint32_t block[4];
+    philox_block(id / 4, key, block);
+    out[i] = block[id % 4];
   }
 }
 SPECRT_INLINE F unit_lower(const std::uint32_t* bits) {

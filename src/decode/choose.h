@@ -6,6 +6,7 @@
 
 #include "core/philox.h"
 #include "cpu/kernels.h"
+#include "decode/filter.h"
 #include "decode/logits_state.h"
 #include "specrt/decoder.h"
 #include "specrt/sampling.h"
@@ -45,19 +46,18 @@ class Chooser {
   float logprob(std::span<const float> logits, TokenId token);
 
   /// Buffers of a vocabulary of so many tokens.
-  static std::int64_t bytes_for(std::int64_t vocab_size) { return vocab_size * 20; }
+  static std::int64_t bytes_for(std::int64_t vocab_size) {
+    return vocab_size * 12 + Filter::bytes_for(vocab_size);
+  }
 
  private:
-  double log_sum_exp(std::span<const float> logits);
-  /// Fills ids_ with what top_k, top_p and min_p leave.
-  void filter(std::span<const float> logits, const SamplingParams& params, double sum);
+  double log_sum_exp(std::span<const float> logits, float* max);
 
   const cpu::Kernels* kernels_;
-  std::vector<float> weights_;     // exp((x - max) / T), by vocabulary id
-  std::vector<std::int32_t> ids_;  // candidates left by the filters
-  std::vector<float> kept_;        // their weights
+  std::vector<float> weights_;  // exp((x - max) / T), by vocabulary id
   std::vector<float> processed_;
   std::vector<float> law_;
+  Filter filter_;
 };
 
 }  // namespace specrt

@@ -8,14 +8,11 @@ namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-void mask_out(std::span<float> logits, std::span<const std::uint32_t> bits) {
-  for (std::size_t word = 0; word < bits.size(); ++word) {
-    if (bits[word] == 0xFFFFFFFFu) continue;
-    const std::size_t end = std::min(logits.size(), word * 32 + 32);
-    for (std::size_t id = word * 32; id < end; ++id) {
-      if ((bits[word] >> (id % 32) & 1u) == 0) logits[id] = kNever;
-    }
-  }
+void keep(const cpu::Kernels& kernels, std::span<float> logits,
+          std::span<const std::uint32_t> bits) {
+  // A drafter's vocabulary may be smaller than the target's.
+  const auto size = std::min(logits.size(), bits.size() * 32);
+  kernels.keep_bits(logits.data(), static_cast<std::int64_t>(size), bits.data());
 }
 
 }  // namespace
@@ -70,12 +67,13 @@ void LogitsState::commit(TokenId token) {
   if (constraint_ != nullptr) constraint_->advance(token);
 }
 
-void LogitsState::process(std::span<float> logits, bool with_constraint) {
+void LogitsState::process(const cpu::Kernels& kernels, std::span<float> logits,
+                          bool with_constraint) {
   if (penalties_) penalise(logits);
   for (const auto& [id, bias] : params_.logit_bias) {
     if (static_cast<std::size_t>(id) < logits.size()) logits[static_cast<std::size_t>(id)] += bias;
   }
-  mask(logits, with_constraint);
+  mask(kernels, logits, with_constraint);
 }
 
 void LogitsState::penalise(std::span<float> logits) const {
@@ -94,8 +92,8 @@ void LogitsState::penalise(std::span<float> logits) const {
   }
 }
 
-void LogitsState::mask(std::span<float> logits, bool with_constraint) {
-  if (!allowed_.empty()) mask_out(logits, allowed_);
+void LogitsState::mask(const cpu::Kernels& kernels, std::span<float> logits, bool with_constraint) {
+  if (!allowed_.empty()) keep(kernels, logits, allowed_);
   const auto never = [&](TokenId id) {
     if (static_cast<std::size_t>(id) < logits.size()) logits[static_cast<std::size_t>(id)] = kNever;
   };
@@ -111,7 +109,7 @@ void LogitsState::mask(std::span<float> logits, bool with_constraint) {
   }
   if (with_constraint && constraint_ != nullptr) {
     constraint_->fill_bitmask(bits_);
-    mask_out(logits, bits_);
+    keep(kernels, logits, bits_);
   }
 }
 

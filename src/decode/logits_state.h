@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cpu/kernels.h"
 #include "specrt/constraint.h"
 #include "specrt/sampling.h"
 #include "specrt/types.h"
@@ -26,7 +27,7 @@ class LogitsState {
 
   /// Rewrites one row of logits in place. `with_constraint` false leaves the constraint out, as
   /// drafters do.
-  void process(std::span<float> logits, bool with_constraint);
+  void process(const cpu::Kernels& kernels, std::span<float> logits, bool with_constraint);
 
   void push(TokenId token);
   void pop(TokenId token);  ///< the last one pushed
@@ -42,7 +43,7 @@ class LogitsState {
     std::int64_t in_output = 0;
   };
   void penalise(std::span<float> logits) const;
-  void mask(std::span<float> logits, bool with_constraint);
+  void mask(const cpu::Kernels& kernels, std::span<float> logits, bool with_constraint);
 
   SamplingParams params_;
   bool neutral_ = true;

@@ -79,12 +79,14 @@ SPECRT_INLINE void race_ids(RaceState& state, const float* weights, const std::i
 
 Race race(const float* weights, const std::int32_t* ids, std::int64_t n, const NoiseKey& key) {
   RaceState state;
-  const std::int64_t step = ids == nullptr ? 4 * kWidth : kWidth;
-  for (std::int64_t first = 0; first < n; first += step) {
-    const std::int64_t count = n - first < step ? n - first : step;
-    if (ids == nullptr) {
+  if (ids == nullptr) {
+    for (std::int64_t first = 0; first < n; first += 4 * kWidth) {
+      const std::int64_t count = n - first < 4 * kWidth ? n - first : 4 * kWidth;
       race_run(state, weights, first, count, key);
-    } else {
+    }
+  } else {
+    for (std::int64_t first = 0; first < n; first += kWidth) {
+      const std::int64_t count = n - first < kWidth ? n - first : kWidth;
       race_ids(state, weights + first, ids + first, count, key);
     }
   }

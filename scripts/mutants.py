@@ -254,6 +254,13 @@ MUTANTS = [
         "rejection_through",
     ),
     Mutant(
+        "rejection_draft_by_place_in_the_batch",
+        "src/decode/model_drafter.cpp",
+        "draw(a, row, static_cast<std::int64_t>(a.request->tokens.size()) + step);",
+        "draw(a, row, static_cast<std::int64_t>(a.request->tokens.size() + i - first) + step);",
+        "fuzz_",
+    ),
+    Mutant(
         "block_coins_met_again",
         "src/decode/rejection.cpp",
         "purpose_word(Purpose::accept, round_start_)",

@@ -287,7 +287,9 @@ std::vector<Output> run(Decoder& decoder, const std::vector<Request>& requests,
           !decoder.can_add(std::ssize(request.prompt), request.params.max_tokens)) {
         continue;
       }
-      outputs[i].id = decoder.add(request.prompt, request.params, request.drafter);
+      outputs[i].id =
+          decoder.add(request.prompt, request.params, request.drafter,
+                      request.constraint != nullptr ? request.constraint->fork() : nullptr);
       index.emplace(outputs[i].id, i);
       added[i] = true;
     }

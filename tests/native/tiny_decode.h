@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "specrt/constraint.h"
 #include "specrt/decoder.h"
 #include "specrt/drafter.h"
 
@@ -76,6 +77,7 @@ struct Request {
   specrt::SamplingParams params;
   std::shared_ptr<specrt::Drafter> drafter = nullptr;
   int arrival = 0;  ///< the round before which it is added
+  std::shared_ptr<const specrt::TokenConstraint> constraint = nullptr;  ///< each run has a copy
 };
 
 struct Output {

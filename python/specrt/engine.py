@@ -443,7 +443,7 @@ class Engine:
                     self._tokenizer,
                     stop_ids=frozenset(core_params.stop_token_ids),
                     index=index,
-                    constraint=start.fork() if start is not None else None,
+                    constraint=start if start is None or index == 0 else start.again(),
                     after=samples[0] if samples else None,
                 )
             )

@@ -7,7 +7,7 @@ grammars to token masks without torch.
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,7 @@ class Grammar:
                 "[structured_outputs] expected a model with an end token, got none"
             )
         self._llguidance = llguidance
+        self.limits: Any = None  # llguidance.LLParserLimits; None: its own
         try:
             self.tokenizer = llguidance.hf.from_tokenizer(
                 tokenizer.hf, n_vocab=vocab_size, eos_token=list(eos_token_ids)
@@ -120,17 +121,21 @@ class Grammar:
             else:
                 assert wanted.grammar is not None
                 compiled = matcher.grammar_from_lark(wanted.grammar)
-            state = matcher(self.tokenizer, compiled)
+
+            def make() -> Any:
+                return matcher(self.tokenizer, compiled, limits=self.limits)
+
+            state = make()
             problem = state.get_error()
         except Exception as error:  # llguidance raises many kinds
             raise InvalidArgumentError(f"[structured_outputs] {error}") from error
         if problem:
             raise InvalidArgumentError(f"[structured_outputs] {problem}")
-        return GrammarState(state)
+        return GrammarState(make, state)
 
 
-class GrammarState:
-    """Follows one output; the hooks that the core calls."""
+class Lookahead:
+    """One of llguidance's matchers behind the hooks that the core calls. Copies share a cache."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
@@ -139,8 +144,9 @@ class GrammarState:
         """Set the bits of the tokens that may come next, clear the others."""
         import numpy as np
 
-        self._check()
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
+        # Afterwards: where the engine gives up, its mask leaves the end token alone.
+        self._check()
         mask[:] = 0
         count = min(len(mask), len(bits))
         mask[:count] = bits[:count]
@@ -160,11 +166,56 @@ class GrammarState:
     def _check(self) -> None:
         problem = self._matcher.get_error()
         if problem:
-            raise SpecrtError(f"[structured_outputs] the grammar engine gave up: {problem}")
+            # What follows the first line is the engine's state, its work so far included.
+            raise SpecrtError(
+                f"[structured_outputs] the grammar engine gave up: {problem.splitlines()[0]}"
+            )
 
     def accepts(self, tokens: list[int]) -> int:
         """How many leading tokens may follow; changes nothing."""
         return int(self._matcher.validate_tokens(tokens))
 
-    def fork(self) -> GrammarState:
-        return GrammarState(self._matcher.deep_copy())
+    def fork(self) -> Lookahead:
+        """A copy in the same state."""
+        return Lookahead(self._matcher.deep_copy())
+
+
+class GrammarState(Lookahead):
+    """Follows one output.
+
+    A matcher gives up once its cache has grown too large, and copies of it fill that same cache. So
+    that an output never ends earlier or later for what was drafted, the matcher that follows it is
+    asked about nothing else: drafts are looked at with a second one, which has a cache of its own
+    and is made when it is first needed.
+    """
+
+    def __init__(self, make: Callable[[], Any], matcher: Any = None) -> None:
+        """`make` gives matchers that share nothing, each at the start of an output."""
+        super().__init__(make() if matcher is None else matcher)
+        self._make = make
+        self._tokens: list[int] = []
+        self._scout: Any = None
+
+    def again(self) -> GrammarState:
+        """Another output of the same grammar, at its start."""
+        return GrammarState(self._make)
+
+    def advance(self, token: int) -> None:
+        super().advance(token)
+        self._tokens.append(token)
+        if self._scout is not None:
+            self._scout.consume_token(token)
+
+    def accepts(self, tokens: list[int]) -> int:
+        """How many leading tokens may follow; none once the second matcher has given up."""
+        return int(self._ahead().validate_tokens(tokens))
+
+    def fork(self) -> Lookahead:
+        """A copy to look ahead with: nothing that becomes of it shows here."""
+        return Lookahead(self._ahead().deep_copy())
+
+    def _ahead(self) -> Any:
+        if self._scout is None:
+            self._scout = self._make()
+            self._scout.consume_tokens(self._tokens)
+        return self._scout

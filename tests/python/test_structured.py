@@ -262,8 +262,8 @@ class Log:
         log = self
 
         class Recorded(structured.GrammarState):
-            def __init__(self, matcher: Any) -> None:
-                super().__init__(matcher)
+            def __init__(self, *given: Any) -> None:
+                super().__init__(*given)
                 self.tokens: list[int] = []
                 log.states.append(self)
 
@@ -308,7 +308,7 @@ def test_state_after_rejections_equals_replay(model: Path, monkeypatch: pytest.M
             states = [one for one in log.states if one.tokens]
             assert len(states) == 1
             assert states[0].tokens == output.token_ids
-            again = replay.fork()
+            again = replay.again()
             for token in output.token_ids:
                 again.advance(token)
             assert (again.mask() == states[0].mask()).all()
@@ -419,6 +419,62 @@ def test_rejection_obeys_the_grammar(model: Path, l2_other: Path) -> None:
         with pytest.raises(UnsupportedError, match=r"\[structured_outputs\].*block"):
             engine.generate([[1], [2]], [greedy(3), greedy(3, structured_outputs=DIGITS)])
         assert engine._decoder.idle
+
+
+# The limits of the grammar engine.
+
+HARD = "(a|b)*a(a|b){12}c"
+"""Every text of a and b leads its automaton to states of its own, as long as it is not seen twice."""
+
+
+@pytest.mark.parametrize("states", [300, 850])
+def test_grammar_too_complex_ends_at_one_place(model: Path, states: int) -> None:
+    import llguidance
+
+    params = SamplingParams(
+        max_tokens=400, seed=4, temperature=50.0, n=2, logit_bias={ord("c"): float("-inf")},
+        structured_outputs=StructuredOutputs(regex=HARD),
+    )  # fmt: skip
+    easy = greedy(30, structured_outputs=DIGITS)
+
+    def run(drafter: Any, limit: int | None, size: int = 8) -> tuple[str, list[list[int]]]:
+        options = {**OPTIONS, "max_batch_size": size}
+        gamma = None if drafter is None else 6
+        with Engine(model, drafter, num_speculative_tokens=gamma, **options) as engine:
+            if limit is not None:
+                engine._need_grammar().limits = llguidance.LLParserLimits(max_lexer_states=limit)
+            try:
+                outputs = engine.generate([[1], [2]], [params, easy])
+                return "", [one.token_ids for output in outputs for one in output.outputs]
+            except SpecrtError as error:
+                outputs = error.outputs
+                assert engine._decoder.idle
+                assert outputs[1] is not None
+                place = re.search(r"at position \d+", str(error))
+                assert place is not None and "gave up: lexer error: too many" in str(error)
+                return place[0], [outputs[1].token_ids]
+
+    error, plain = run(None, states)
+    assert (error != "") == (states == 300)
+    texts = [[1, *one] for one in run(None, None)[1]]
+    for drafter in (
+        AlwaysWrong(texts, 256),
+        Wanderer(),
+        Branching(texts, 256),
+        Oracle(texts, 256),
+        NGram(prompt_lookup_min=1),
+        DraftModel(model=model),
+    ):
+        for size in (1, 8):
+            assert run(drafter, states, size) == (error, plain), (drafter, size)
+
+
+class Wanderer(specrt.Drafter):
+    """Texts of a and b that nothing else leads to: their states fill a cache."""
+
+    def propose(self, tokens: list[int], budget: int) -> DraftTree:
+        draw = np.random.default_rng(len(tokens))
+        return DraftTree.chain((97 + draw.integers(0, 2, budget)).tolist())
 
 
 # Refusals.

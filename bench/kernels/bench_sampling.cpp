@@ -69,8 +69,9 @@ void measure(const cpu::Kernels& kernels, std::int64_t vocab, bool flat) {
                          std::shared_ptr<TokenConstraint> constraint, double unit) {
     LogitsState state(params, prompt, vocab, std::move(constraint));
     std::int64_t sum = 0;
-    const double time = microseconds(
-        [&](int i) { sum += chooser.choose(chooser.processed(logits, state, true), params, i); });
+    const double time = microseconds([&](int i) {
+      sum += chooser.choose(chooser.processed(logits, state, state.constraint()), params, i);
+    });
     std::printf("%-7s %6d %-6s %-22s %8.1f us  %5.2f exp  (%lld)\n", kernels.name,
                 static_cast<int>(vocab), flat ? "flat" : "peaked", name, time, time / unit,
                 static_cast<long long>(sum));

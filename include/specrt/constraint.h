@@ -10,7 +10,7 @@
 namespace specrt {
 
 /// Decides which tokens may come next: the hook for grammar engines. One object follows one
-/// sequence; it is asked only along the path that the target really takes.
+/// sequence and is advanced only along the path that the target really takes.
 class SPECRT_API TokenConstraint {
  public:
   TokenConstraint() = default;
@@ -31,7 +31,7 @@ class SPECRT_API TokenConstraint {
   /// How many leading tokens of a draft's path could follow; changes nothing.
   virtual std::int64_t accepts(std::span<const TokenId> tokens) = 0;
 
-  /// An independent copy in the same state.
+  /// An independent copy in the same state: a draft model follows its draft with one.
   virtual std::unique_ptr<TokenConstraint> fork() const = 0;
 };
 

@@ -39,13 +39,13 @@ Chooser::Chooser(const cpu::Kernels& kernels, std::int64_t vocab_size)
       filter_(kernels, vocab_size) {}
 
 std::span<const float> Chooser::processed(std::span<const float> logits, LogitsState& state,
-                                          bool with_constraint) {
+                                          TokenConstraint* constraint) {
   if (state.neutral()) return logits;
   TokenId unused = 0;
   finite_max(*kernels_, logits, &unused);
   const std::span<float> out(processed_.data(), logits.size());
   std::copy(logits.begin(), logits.end(), out.begin());
-  state.process(*kernels_, out, with_constraint);
+  state.process(*kernels_, out, constraint);
   if (!kernels_->arg_max(out.data(), static_cast<std::int64_t>(out.size())).finite) {
     throw InvalidArgument(expected_got("sampling", "a token that may come next",
                                        "every token masked by allowed_token_ids, bad_words, "

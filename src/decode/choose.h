@@ -21,10 +21,10 @@ class Chooser {
   Chooser(const cpu::Kernels& kernels, std::int64_t vocab_size);
 
   /// The logits after `state`: themselves where it is neutral, else a copy that is valid until the
-  /// next call. Throws NumericError where the raw logits are not finite and InvalidArgument where
-  /// every token is masked.
+  /// next call. `constraint` as LogitsState::process has it. Throws NumericError where the raw
+  /// logits are not finite and InvalidArgument where every token is masked.
   std::span<const float> processed(std::span<const float> logits, LogitsState& state,
-                                   bool with_constraint);
+                                   TokenConstraint* constraint);
 
   /// `logits` are processed; `position` is the absolute index of the token that is chosen. Throws
   /// NumericError where the logits hold a NaN or no finite maximum.

@@ -62,7 +62,7 @@ void Decoder::Impl::choose(Sequence& s, std::span<const float> logits) {
       step_block(s, logits, position);
       return;
     }
-    const std::span<const float> row = chooser.processed(logits, s.state, true);
+    const std::span<const float> row = chooser.processed(logits, s.state, s.state.constraint());
     const std::int32_t node = s.walk.node();
     if (s.params.verification == Verification::coupled || s.params.greedy()) {
       const TokenId token = chooser.choose(row, s.params, position);
@@ -86,7 +86,7 @@ void Decoder::Impl::choose(Sequence& s, std::span<const float> logits) {
 void Decoder::Impl::step_block(Sequence& s, std::span<const float> logits, std::int64_t position) {
   const std::int32_t next = s.block.node() + 1;  // the node whose token this row decides
   position += next;
-  const std::span<const float> row = chooser.processed(logits, s.state, false);
+  const std::span<const float> row = chooser.processed(logits, s.state, nullptr);
   s.block.step(chooser.distribution(row, s.params), s.params, position);
   if (s.block.accepted() == next && s.params.logprobs >= 0) {
     s.last_logits.assign(logits.begin(), logits.end());

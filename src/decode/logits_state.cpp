@@ -68,12 +68,12 @@ void LogitsState::commit(TokenId token) {
 }
 
 void LogitsState::process(const cpu::Kernels& kernels, std::span<float> logits,
-                          bool with_constraint) {
+                          TokenConstraint* constraint) {
   if (penalties_) penalise(logits);
   for (const auto& [id, bias] : params_.logit_bias) {
     if (static_cast<std::size_t>(id) < logits.size()) logits[static_cast<std::size_t>(id)] += bias;
   }
-  mask(kernels, logits, with_constraint);
+  mask(kernels, logits, constraint);
 }
 
 void LogitsState::penalise(std::span<float> logits) const {
@@ -92,7 +92,8 @@ void LogitsState::penalise(std::span<float> logits) const {
   }
 }
 
-void LogitsState::mask(const cpu::Kernels& kernels, std::span<float> logits, bool with_constraint) {
+void LogitsState::mask(const cpu::Kernels& kernels, std::span<float> logits,
+                       TokenConstraint* constraint) {
   if (!allowed_.empty()) keep(kernels, logits, allowed_);
   const auto never = [&](TokenId id) {
     if (static_cast<std::size_t>(id) < logits.size()) logits[static_cast<std::size_t>(id)] = kNever;
@@ -107,8 +108,8 @@ void LogitsState::mask(const cpu::Kernels& kernels, std::span<float> logits, boo
   if (generated_ < params_.min_tokens) {
     for (const TokenId id : params_.stop_token_ids) never(id);
   }
-  if (with_constraint && constraint_ != nullptr) {
-    constraint_->fill_bitmask(bits_);
+  if (constraint != nullptr) {
+    constraint->fill_bitmask(bits_);
     keep(kernels, logits, bits_);
   }
 }

@@ -25,9 +25,9 @@ class LogitsState {
   /// Whether logits pass unchanged whatever the history: then process() need not be called.
   bool neutral() const { return neutral_; }
 
-  /// Rewrites one row of logits in place. `with_constraint` false leaves the constraint out, as
-  /// drafters do.
-  void process(const cpu::Kernels& kernels, std::span<float> logits, bool with_constraint);
+  /// Rewrites one row of logits in place. `constraint` is the sequence's own, or one that has
+  /// followed the tokens pushed since; null leaves the grammar out.
+  void process(const cpu::Kernels& kernels, std::span<float> logits, TokenConstraint* constraint);
 
   void push(TokenId token);
   void pop(TokenId token);  ///< the last one pushed
@@ -43,7 +43,7 @@ class LogitsState {
     std::int64_t in_output = 0;
   };
   void penalise(std::span<float> logits) const;
-  void mask(const cpu::Kernels& kernels, std::span<float> logits, bool with_constraint);
+  void mask(const cpu::Kernels& kernels, std::span<float> logits, TokenConstraint* constraint);
 
   SamplingParams params_;
   bool neutral_ = true;

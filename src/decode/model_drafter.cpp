@@ -8,6 +8,7 @@
 #include "cpu/dispatch.h"
 #include "decode/choose.h"
 #include "model/runner.h"
+#include "specrt/constraint.h"
 #include "specrt/drafter.h"
 #include "specrt/error.h"
 
@@ -118,6 +119,8 @@ class ModelDrafter final : public Drafter {
     DraftTree* tree = nullptr;
     std::int64_t steps = 0;
     std::int64_t row = 0;
+    /// Follows the draft where the request has a grammar; then what it forbids is not even drafted.
+    std::unique_ptr<TokenConstraint> grammar;
   };
 
   void open(const DraftRequest& request, DraftTree& tree) {
@@ -145,7 +148,7 @@ class ModelDrafter final : public Drafter {
     state.cached.resize(static_cast<std::size_t>(same));
     state.agreed = same;
     runner_.cache().remember(request.id, state.context);
-    active_.push_back({&request, &state, &tree, steps, 0});
+    active_.push_back({&request, &state, &tree, steps, 0, nullptr});
   }
 
   // Target tokens in the draft model's own. What it has no tokens for at all is left out.
@@ -233,7 +236,9 @@ class ModelDrafter final : public Drafter {
         try {
           draw(a, row, static_cast<std::int64_t>(a.request->tokens.size()) + step);
         } catch (const Error&) {
-          a.steps = 0;  // a draft model that has gone NaN costs its drafts, not the request
+          // A draft model that has gone NaN, or a grammar that gives up or leaves the draft model
+          // nothing to say, costs drafts, not the request.
+          a.steps = 0;
         }
       }
       first = last;
@@ -250,7 +255,7 @@ class ModelDrafter final : public Drafter {
     LogitsState* state = a.request->logits;
     const SamplingParams& params = *a.request->sampling;
     const std::span<const float> row =
-        state == nullptr ? logits : chooser_.processed(logits, *state, false);
+        state == nullptr ? logits : chooser_.processed(logits, *state, grammar_of(a));
     const auto parent = static_cast<std::int32_t>(a.tree->size()) - 1;
     TokenId token = 0;
     float log_prob = 0.0f;
@@ -270,6 +275,16 @@ class ModelDrafter final : public Drafter {
     }
     a.tree->add(token, parent, log_prob);
     if (state != nullptr) state->push(token);
+    if (a.grammar == nullptr) return;
+    a.grammar->advance(token);
+    if (a.grammar->finished()) a.steps = 0;
+  }
+
+  // The grammar at the end of the draft so far.
+  static TokenConstraint* grammar_of(Active& a) {
+    TokenConstraint* const own = a.request->logits->constraint();
+    if (own != nullptr && a.grammar == nullptr) a.grammar = own->fork();
+    return a.grammar.get();
   }
 
   // Guesses were pushed only to process the logits behind them.

@@ -50,6 +50,19 @@ Law warped(const std::vector<float>& logits) {
   return law;
 }
 
+/// The target's and the draft model's have the same fields for this.
+template <typename Options>
+Options options_of(int batch) {
+  Options options;
+  options.kv_cache_bytes = 1 << 20;
+  options.max_model_len = 16;
+  options.max_batch_size = batch;
+  options.max_rows = 128;
+  options.block_size = 4;
+  options.threads = 1;
+  return options;
+}
+
 struct Outcome {
   std::map<Text, std::int64_t> counts;
   std::int64_t drafted = 0;
@@ -60,22 +73,9 @@ Outcome run(Verification verification, std::int64_t draws) {
   constexpr int kBatch = 32;
   const specrt::Model target = tiny::bigram_model(table(0.0));
   const specrt::Model draft = tiny::bigram_model(table(0.9));
-  specrt::DecoderOptions options;
-  options.kv_cache_bytes = 1 << 20;
-  options.max_model_len = 16;
-  options.max_batch_size = kBatch;
-  options.max_rows = 128;
-  options.block_size = 4;
-  options.threads = 1;
-  specrt::Decoder decoder(target, options);
-  specrt::DraftModelOptions draft_options;
-  draft_options.kv_cache_bytes = 1 << 20;
-  draft_options.max_model_len = 16;
-  draft_options.max_batch_size = kBatch;
-  draft_options.max_rows = 128;
-  draft_options.block_size = 4;
-  draft_options.threads = 1;
-  const auto drafter = specrt::make_model_drafter(draft, kVocab, draft_options);
+  specrt::Decoder decoder(target, options_of<specrt::DecoderOptions>(kBatch));
+  const auto drafter =
+      specrt::make_model_drafter(draft, kVocab, options_of<specrt::DraftModelOptions>(kBatch));
   specrt::SamplingParams params;
   params.max_tokens = 4;
   params.temperature = kTemperature;
@@ -179,12 +179,7 @@ TEST(rejection_refuses_drafts_that_it_cannot_judge) {
     bool tree_;
     std::string name_ = "bad";
   };
-  specrt::DecoderOptions options;
-  options.kv_cache_bytes = 1 << 20;
-  options.max_batch_size = 2;
-  options.max_rows = 32;
-  options.threads = 1;
-  specrt::Decoder decoder(tiny::bigram_model(table(0.0)), options);
+  specrt::Decoder decoder(tiny::bigram_model(table(0.0)), options_of<specrt::DecoderOptions>(2));
   specrt::SamplingParams params;
   params.max_tokens = 6;
   params.temperature = 1.0;

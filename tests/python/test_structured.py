@@ -174,7 +174,12 @@ def test_same_json_with_drafts(
         assert tally.accepted < 0.05 * max(1, tally.drafted)
     if kind == "illegal":
         assert tally.drafted < 0.2 * sum(len(one.token_ids) for one in outputs)
-    if kind in ("self", "other", "ngram"):
+    if kind == "self":
+        # The draft model keeps to the grammar too, so that it says what the target says.
+        assert tally.accepted >= tally.drafted - 50 > 500
+    if kind == "other" and gamma < 16:
+        assert 0.1 < tally.accepted / tally.drafted < 0.9
+    if kind in ("other", "ngram"):
         assert 0 < tally.accepted <= tally.drafted
 
 
@@ -424,7 +429,7 @@ def test_rejection_obeys_the_grammar(model: Path, l2_other: Path) -> None:
 # The limits of the grammar engine.
 
 HARD = "(a|b)*a(a|b){12}c"
-"""Every text of a and b leads its automaton to states of its own, as long as it is not seen twice."""
+"""Any text of a and b leads its automaton to states of its own."""
 
 
 @pytest.mark.parametrize("states", [300, 850])
@@ -443,16 +448,14 @@ def test_grammar_too_complex_ends_at_one_place(model: Path, states: int) -> None
         with Engine(model, drafter, num_speculative_tokens=gamma, **options) as engine:
             if limit is not None:
                 engine._need_grammar().limits = llguidance.LLParserLimits(max_lexer_states=limit)
+            place, outputs = "", []
             try:
                 outputs = engine.generate([[1], [2]], [params, easy])
-                return "", [one.token_ids for output in outputs for one in output.outputs]
             except SpecrtError as error:
-                outputs = error.outputs
-                assert engine._decoder.idle
-                assert outputs[1] is not None
-                place = re.search(r"at position \d+", str(error))
-                assert place is not None and "gave up: lexer error: too many" in str(error)
-                return place[0], [outputs[1].token_ids]
+                pattern = r"gave up: lexer error: too many[\s\S]*(at position \d+)"
+                place, outputs = re.findall(pattern, str(error))[0], error.outputs[1:]
+            assert engine._decoder.idle
+            return place, [one.token_ids for output in outputs for one in output.outputs]
 
     error, plain = run(None, states)
     assert (error != "") == (states == 300)

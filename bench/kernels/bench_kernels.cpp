@@ -77,14 +77,14 @@ double read_bandwidth(ThreadPool& pool, const Memory& memory) {
   return static_cast<double>(kBytes) / quartile(times) * 1e-9;
 }
 
-void measure(const Kernels& kernels, DType dtype, ThreadPool& pool, const Shape& shape,
+void measure(const Kernels& kernels, Precision dtype, ThreadPool& pool, const Shape& shape,
              const Memory& weights) {
   const std::int64_t bytes = packed_bytes(shape.n, shape.k, dtype);
   const std::int64_t panels = (shape.n + kPanel - 1) / kPanel;
   const std::int64_t copies = weights.size / bytes;
   std::vector<float> x(static_cast<std::size_t>(64 * shape.k), 0.5f);
   std::vector<float> y(static_cast<std::size_t>(64 * shape.n));
-  const auto gemm = dtype == DType::f32 ? kernels.gemm_f32 : kernels.gemm_bf16;
+  const auto gemm = kernels.gemm[static_cast<int>(dtype)];
   GemmArgs args;
   args.x = x.data();
   args.x_stride = shape.k;
@@ -92,7 +92,7 @@ void measure(const Kernels& kernels, DType dtype, ThreadPool& pool, const Shape&
   args.k = shape.k;
   args.y = y.data();
   args.y_stride = shape.n;
-  const bool prepares = dtype == DType::bf16 && kernels.prepare_bf16 != nullptr;
+  const bool prepares = dtype != Precision::f32 && kernels.prepare_bf16 != nullptr;
   std::vector<std::byte> prepared(prepares ? static_cast<std::size_t>(prepared_bytes(64, shape.k))
                                            : 0);
   args.prepared = prepared.data();
@@ -117,7 +117,7 @@ void measure(const Kernels& kernels, DType dtype, ThreadPool& pool, const Shape&
   }
   const double one = quartile(times[0]);
   std::printf("%-7s %-4s t%d %-8s %5.1f GB/s   t(M)/t(1):", kernels.name,
-              dtype == DType::f32 ? "f32" : "bf16", pool.size(), shape.name,
+              dtype == Precision::f32 ? "f32" : "bf16", pool.size(), shape.name,
               static_cast<double>(bytes) / one * 1e-9);
   for (std::size_t i = 1; i < std::size(kRows); ++i) {
     std::printf("  %d: %.2f", static_cast<int>(kRows[i]), quartile(times[i]) / one);
@@ -141,7 +141,7 @@ int main(int argc, char** argv) {
     std::printf("read bandwidth, %d thread(s): %.1f GB/s\n", threads,
                 read_bandwidth(pool, weights));
     for (const CpuIsa isa : isas) {
-      for (const DType dtype : {DType::bf16, DType::f32}) {
+      for (const Precision dtype : {Precision::bf16, Precision::f32}) {
         for (const Shape& shape : kShapes) measure(kernels_of(isa), dtype, pool, shape, weights);
       }
     }

@@ -33,11 +33,11 @@ struct SPECRT_API DecoderOptions {
 
 /// What a Decoder of these options takes, before anything is allocated. Throws as the
 /// constructor would.
-SPECRT_API MemoryUse memory_of(const ModelConfig& config, DType dtype,
+SPECRT_API MemoryUse memory_of(const ModelConfig& config, Precision precision,
                                const DecoderOptions& options);
 
 /// Bytes of KV cache for `sequences` sequences of `tokens` tokens each, scratch slots included.
-SPECRT_API std::int64_t kv_cache_bytes_for(const ModelConfig& config, DType dtype,
+SPECRT_API std::int64_t kv_cache_bytes_for(const ModelConfig& config, Precision precision,
                                            const DecoderOptions& options, std::int64_t sequences,
                                            std::int64_t tokens);
 

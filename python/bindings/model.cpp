@@ -114,7 +114,7 @@ void bind_model(py::module_& module) {
   module.def(
       "weight_bytes",
       [](const ModelConfig& config, const std::string& dtype) {
-        return weight_bytes(config, dtype_from_name(dtype));
+        return weight_bytes(config, precision_from_name(dtype));
       },
       py::arg("config"), py::arg("dtype"), "Bytes of the packed weights.");
 
@@ -124,13 +124,13 @@ void bind_model(py::module_& module) {
       .def("save", &Model::save, py::arg("path"), py::call_guard<py::gil_scoped_release>(),
            "Writes config and packed weights; the file appears whole or not at all.")
       .def_property_readonly("config", &Model::config, py::return_value_policy::copy)
-      .def_property_readonly("dtype",
-                             [](const Model& model) { return std::string(name_of(model.dtype())); })
+      .def_property_readonly(
+          "dtype", [](const Model& model) { return std::string(name_of(model.precision())); })
       .def_property_readonly("weight_bytes", &Model::weight_bytes);
 
   py::class_<ModelBuilder>(module, "ModelBuilder", "Takes a model's tensors one at a time.")
       .def(py::init([](const ModelConfig& config, const std::string& dtype) {
-             return ModelBuilder(config, dtype_from_name(dtype));
+             return ModelBuilder(config, precision_from_name(dtype));
            }),
            py::arg("config"), py::arg("dtype"))
       .def(

@@ -80,7 +80,7 @@ struct ThreadPool::State {
     const std::int64_t more = count % size;
     const std::int64_t begin = index * even + std::min<std::int64_t>(index, more);
     const std::int64_t end = begin + even + (index < more ? 1 : 0);
-    if (begin < end) function(context, begin, end);
+    if (begin < end) function(context, index, begin, end);
   }
 
   void work(int index) {
@@ -151,7 +151,7 @@ void ThreadPool::run(std::int64_t count, Function function, const void* context)
   const FpMode mode;
   State& state = *state_;
   if (state.size == 1 || count == 1) {
-    function(context, 0, count);
+    function(context, 0, 0, count);
     return;
   }
   state.function = function;

@@ -24,14 +24,25 @@ class ThreadPool {
   void parallel(std::int64_t count, const Body& body) {
     run(
         count,
-        [](const void* context, std::int64_t begin, std::int64_t end) {
+        [](const void* context, int, std::int64_t begin, std::int64_t end) {
           (*static_cast<const Body*>(context))(begin, end);
         },
         &body);
   }
 
+  /// The same with body(thread, begin, end), thread in [0, size()): for buffers of one's own.
+  template <typename Body>
+  void parallel_by_thread(std::int64_t count, const Body& body) {
+    run(
+        count,
+        [](const void* context, int thread, std::int64_t begin, std::int64_t end) {
+          (*static_cast<const Body*>(context))(thread, begin, end);
+        },
+        &body);
+  }
+
  private:
-  using Function = void (*)(const void* context, std::int64_t begin, std::int64_t end);
+  using Function = void (*)(const void* context, int thread, std::int64_t begin, std::int64_t end);
   void run(std::int64_t count, Function function, const void* context);
   struct State;
   std::unique_ptr<State> state_;

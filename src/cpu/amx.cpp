@@ -18,7 +18,8 @@ constexpr std::int64_t kStepBytes = 16 * kPairBytes;  // a step of a panel
 constexpr std::int64_t kXStepBytes = kRowTile * 64;   // a step of a tile of rows
 constexpr std::int64_t kAhead = 8 * 1024;             // bytes fetched before their use
 constexpr std::int64_t kHeader = kPanel * 4;          // of a quantised panel
-constexpr std::int64_t kChunk = 8;      // steps expanded, or used by all rows, at once
+constexpr std::int64_t kChunk = 8;        // steps that all rows use while they are near
+constexpr std::int64_t kExpandChunk = 2;  // steps expanded at once
 constexpr std::int64_t kTilesHeld = 8;  // tiles of rows whose sums are kept meanwhile
 constexpr std::int64_t kSumsStride = kPanel * 4;
 constexpr std::int64_t kTileSums = kRowTile * kPanel;  // sums of a tile of rows of a panel
@@ -279,7 +280,7 @@ struct Product {
   std::int64_t x_tile_bytes;
   const char* x;
   const char* weight;
-  alignas(64) char room[2][kChunk * kStepBytes];
+  alignas(64) char room[2][kExpandChunk * kStepBytes];
   alignas(64) float sums[2][kTilesHeld * kTileSums];
 
   std::int64_t rows_of(std::int64_t tile) const {
@@ -303,7 +304,7 @@ struct Product {
     const char* first_panel = weight + panel * panel_bytes;
     const char* second_panel = weight + second * panel_bytes;
     clear_sums();
-    for_chunks(W::kExpands ? kChunk : steps, [&](std::int64_t first, std::int64_t count) {
+    for_chunks(W::kExpands ? kExpandChunk : steps, [&](std::int64_t first, std::int64_t count) {
       const char* w0 = W::chunk(first_panel, args.k, first, count, room[0]);
       const char* w1 = W::chunk(second_panel, args.k, first, count, room[1]);
       two_panels<W::kInteger, !W::kExpands>(x + first * kXStepBytes, w0, w1, count);
@@ -318,7 +319,7 @@ struct Product {
   void large(std::int64_t panel, float* out) {
     const char* at = weight + panel * panel_bytes;
     const bool keep = tiles <= 2;  // in the accumulators
-    const std::int64_t chunk = W::kExpands || !keep ? kChunk : steps;
+    const std::int64_t chunk = W::kExpands ? kExpandChunk : keep ? steps : kChunk;
     for_chunks(chunk, [&](std::int64_t first, std::int64_t count) {
       const char* w = W::chunk(at, args.k, first, count, room[0]);
       for (std::int64_t tile = 0; tile < tiles; tile += 2) {

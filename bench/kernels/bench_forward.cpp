@@ -120,9 +120,8 @@ int main(int argc, char** argv) {
       const double bandwidth = bench::read_bandwidth(pool, memory);
       const double one = bench::quartile(times[0]);
       // Embedding rows are looked up, the head's are all read.
-      const std::int64_t read =
-          weight_bytes(model.config(), model.precision()) -
-          (shape.tied ? 0 : shape.vocab * shape.hidden * 2);
+      const std::int64_t read = weight_bytes(model.config(), model.precision()) -
+                                (shape.tied ? 0 : shape.vocab * shape.hidden * 2);
       std::printf(
           "%s %-7s %-8s %d threads, context %lld: t(1) %.2f ms, %.1f GB/s of %.1f, t(1) is %.2f "
           "times reading;  t(M)/t(1):",

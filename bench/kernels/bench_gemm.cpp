@@ -42,11 +42,10 @@ void measure(const Kernels& kernels, Precision precision, ThreadPool& pool, cons
   args.y = y.data();
   args.y_stride = c.n;
   args.gate = c.gate;
-  const auto prepare =
-      precision == Precision::w8a8 ? kernels.prepare_w8a8 : kernels.prepare_bf16;
+  const auto prepare = precision == Precision::w8a8 ? kernels.prepare_w8a8 : kernels.prepare_bf16;
   const bool prepares = precision != Precision::f32 && prepare != nullptr;
-  std::vector<std::byte> prepared(static_cast<std::size_t>(prepared_bytes(64, c.k)));
-  args.prepared = prepared.data();
+  const bench::Memory prepared((prepared_bytes(64, c.k) + 4095) / 4096 * 4096);
+  args.prepared = prepared.data.get();
   const Gemm gemm = kernels.gemm[static_cast<int>(precision)];
   // Row counts alternate, so that all of them meet the same machine.
   std::vector<double> times[std::size(kRows)];
@@ -59,10 +58,10 @@ void measure(const Kernels& kernels, Precision precision, ThreadPool& pool, cons
       const double begin = bench::now();
       if (prepares) {
         prepare(args.x, args.rows, args.x_stride, args.k, 0, prepared_rows(args.rows),
-                prepared.data());
+                prepared.data.get());
       }
-      pool.parallel(panels,
-                    [&](std::int64_t first, std::int64_t last) { gemm(args, first, last); });
+      pool.parallel_balanced(
+          panels, 4, [&](int, std::int64_t first, std::int64_t last) { gemm(args, first, last); });
       times[i].push_back(bench::now() - begin);
     }
   }
@@ -90,8 +89,8 @@ int main(int argc, char** argv) {
     std::printf("memory, %d thread(s): %.1f GB/s; of it, each product's stored bytes at one row\n",
                 pool.size(), bandwidth);
     for (const std::string& isa : bench::option(argc, argv, "isa", bench::fast_isas())) {
-      for (const std::string& dtype : bench::option(
-               argc, argv, "dtype", {"bfloat16", "int8", "int4", "w8a8", "float32"})) {
+      for (const std::string& dtype :
+           bench::option(argc, argv, "dtype", {"bfloat16", "int8", "int4", "w8a8", "float32"})) {
         for (const std::string& name : bench::option(argc, argv, "model", models)) {
           const bench::Shape& s = bench::shape_named(name);
           const std::int64_t q = s.heads * s.head_dim;
@@ -102,8 +101,8 @@ int main(int argc, char** argv) {
                                 {"down", s.hidden, s.ffn, Gate::none},
                                 {"head", s.vocab, s.hidden, Gate::none}};
           for (const Case& c : cases) {
-            measure(kernels_of(cpu_isa_from_name(isa)), precision_from_name(dtype), pool, s.name,
-                    c, weights, bandwidth);
+            measure(kernels_of(cpu_isa_from_name(isa)), precision_from_name(dtype), pool, s.name, c,
+                    weights, bandwidth);
           }
         }
       }

@@ -25,7 +25,8 @@ struct SPECRT_API DecoderOptions {
   int max_rows = 512;                ///< tokens in one forward pass, prefill and drafts together
   int block_size = 16;               ///< tokens in a block of the KV cache
   int threads = 0;                   ///< 0: the cores this process may use
-  std::shared_ptr<ThreadTeam> team;  ///< null: one of its own, of `threads`
+  bool pin_threads = false;          ///< ties threads to processors; see ThreadTeam
+  std::shared_ptr<ThreadTeam> team;  ///< null: one of its own, of `threads` and `pin_threads`
   std::string cpu_isa = "auto";
   bool enable_prefix_caching = true;  ///< later prompts share blocks with the same beginning
   bool check_invariants = false;      ///< check the KV bookkeeping after every round

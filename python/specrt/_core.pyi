@@ -41,7 +41,9 @@ class ThreadTeam:
     Threads that compute for one engine.
     """
 
-    def __init__(self, threads: typing.SupportsInt | typing.SupportsIndex = 0) -> None: ...
+    def __init__(
+        self, threads: typing.SupportsInt | typing.SupportsIndex = 0, pin: bool = False
+    ) -> None: ...
     @property
     def size(self) -> int: ...
 
@@ -432,7 +434,7 @@ def available_cpu_isas() -> list[str]:
 
 def cpu_isa() -> str:
     """
-    The best instruction-set level that this machine runs: 'avx512', 'avx2' or 'scalar'.
+    The best instruction-set level that this machine runs: 'amx', 'avx512', 'avx2' or 'scalar'.
     """
 
 

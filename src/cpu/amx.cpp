@@ -18,9 +18,9 @@ constexpr std::int64_t kStepBytes = 16 * kPairBytes;  // a step of a panel
 constexpr std::int64_t kXStepBytes = kRowTile * 64;   // a step of a tile of rows
 constexpr std::int64_t kAhead = 8 * 1024;             // bytes fetched before their use
 constexpr std::int64_t kHeader = kPanel * 4;          // of a quantised panel
-constexpr std::int64_t kChunk = 8;        // steps that all rows use while they are near
-constexpr std::int64_t kExpandChunk = 2;  // steps expanded at once
-constexpr std::int64_t kTilesHeld = 8;  // tiles of rows whose sums are kept meanwhile
+constexpr std::int64_t kChunk = 8;                    // steps that all rows use while they are near
+constexpr std::int64_t kExpandChunk = 2;              // steps expanded at once
+constexpr std::int64_t kTilesHeld = 8;                // tiles of rows whose sums are kept meanwhile
 constexpr std::int64_t kSumsStride = kPanel * 4;
 constexpr std::int64_t kTileSums = kRowTile * kPanel;  // sums of a tile of rows of a panel
 

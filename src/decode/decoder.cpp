@@ -26,8 +26,9 @@ RunnerOptions runner_options(const DecoderOptions& options, bool with_team) {
   out.prefix_reuse = options.enable_prefix_caching;
   out.cpu_isa = options.cpu_isa;
   if (with_team) {
-    out.team =
-        options.team != nullptr ? options.team : std::make_shared<ThreadTeam>(options.threads);
+    out.team = options.team != nullptr
+                   ? options.team
+                   : std::make_shared<ThreadTeam>(options.threads, options.pin_threads);
   }
   return out;
 }

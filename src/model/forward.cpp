@@ -24,6 +24,19 @@ void Runner::prepare(Precision precision, const float* x, std::int64_t rows, std
   });
 }
 
+namespace {
+
+// Panels that a thread takes at least: enough bytes to be worth taking, and whole pairs, which the
+// tile unit does at once.
+std::int64_t grain(const Matrix& matrix, cpu::Gate gate) {
+  constexpr std::int64_t kBytes = 64 * 1024;
+  const std::int64_t unit = gate == cpu::Gate::none ? 1 : 2;
+  const std::int64_t bytes = unit * cpu::packed_bytes(cpu::kPanel, matrix.k, matrix.precision);
+  return std::max<std::int64_t>(2, kBytes / bytes / 2 * 2);
+}
+
+}  // namespace
+
 void Runner::gemm(const Matrix& matrix, const float* bias, const float* x, std::int64_t rows,
                   float* y, std::int64_t y_stride, Add add, cpu::Gate gate) {
   cpu::GemmArgs args;
@@ -41,8 +54,9 @@ void Runner::gemm(const Matrix& matrix, const float* bias, const float* x, std::
   args.gate = gate;
   args.round = model_.precision() != Precision::f32;
   const cpu::Gemm body = kernels_->gemm[static_cast<int>(matrix.precision)];
-  pool_->parallel((matrix.n + cpu::kPanel - 1) / cpu::kPanel,
-                  [&](std::int64_t begin, std::int64_t end) { body(args, begin, end); });
+  pool_->parallel_balanced(
+      (matrix.n + cpu::kPanel - 1) / cpu::kPanel, grain(matrix, gate),
+      [&](int, std::int64_t begin, std::int64_t end) { body(args, begin, end); });
 }
 
 void Runner::embed() {

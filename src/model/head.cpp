@@ -78,24 +78,25 @@ void Runner::for_logits(std::int64_t rows, const Body& body) {
   all.prepared = prepared_;
   const cpu::Gemm product = kernels_->gemm[static_cast<int>(head.precision)];
   const std::int64_t panels = (head.n + cpu::kPanel - 1) / cpu::kPanel;
-  pool_->parallel_by_thread(panels, [&](int thread, std::int64_t begin, std::int64_t end) {
-    // As many columns of logits_ as this thread's share has, so nobody else's.
-    float* held = logits_ + begin * cpu::kPanel * kLogitRows;
-    const std::int64_t stride = std::min(kPanelsHeld, end - begin) * cpu::kPanel;
-    for (std::int64_t panel = begin; panel < end; panel += kPanelsHeld) {
-      const std::int64_t last = std::min(end, panel + kPanelsHeld);
-      const std::int64_t first = panel * cpu::kPanel;
-      cpu::GemmArgs args = all;
-      args.y = held - first;  // output n goes to column n - first
-      args.y_stride = stride;
-      product(args, panel, last);
-      const std::int64_t count = std::min(last * cpu::kPanel, head.n) - first;
-      for (std::int64_t row = 0; row < rows; ++row) {
-        finish_logits(held + row * stride, count);
-        body(thread, row, first, held + row * stride, count);
-      }
-    }
-  });
+  pool_->parallel_balanced(
+      panels, kPanelsHeld, [&](int thread, std::int64_t begin, std::int64_t end) {
+        // As many columns of logits_ as this thread's share has, so nobody else's.
+        float* held = logits_ + begin * cpu::kPanel * kLogitRows;
+        const std::int64_t stride = std::min(kPanelsHeld, end - begin) * cpu::kPanel;
+        for (std::int64_t panel = begin; panel < end; panel += kPanelsHeld) {
+          const std::int64_t last = std::min(end, panel + kPanelsHeld);
+          const std::int64_t first = panel * cpu::kPanel;
+          cpu::GemmArgs args = all;
+          args.y = held - first;  // output n goes to column n - first
+          args.y_stride = stride;
+          product(args, panel, last);
+          const std::int64_t count = std::min(last * cpu::kPanel, head.n) - first;
+          for (std::int64_t row = 0; row < rows; ++row) {
+            finish_logits(held + row * stride, count);
+            body(thread, row, first, held + row * stride, count);
+          }
+        }
+      });
 }
 
 std::span<const cpu::ArgMax> Runner::best(std::span<const std::int64_t> rows) {

@@ -22,6 +22,7 @@ PIP := -m pip --disable-pip-version-check
 CXX_SOURCES := $(shell find include src python/bindings cmake -type f 2>/dev/null) CMakeLists.txt
 PACKAGE := $(CXX_SOURCES) pyproject.toml README.md LICENSE \
   $(shell find python/specrt -name '*.py*' -not -path '*/__pycache__/*' 2>/dev/null)
+BENCH_OF ?= gemm
 BENCH := $(shell find bench -type f 2>/dev/null)
 NATIVE := $(CXX_SOURCES) CMakePresets.json $(shell find tests/native -type f 2>/dev/null)
 CXX_FORMATTED = $(shell find include src python/bindings tests/native examples bench \
@@ -42,7 +43,7 @@ help:
 	@echo "make lint      ruff, mypy, clang-format, type stubs up to date"
 	@echo "make sanitize  native tests under address, undefined-behaviour and thread sanitizers"
 	@echo "make mutants   break the sources in known ways; the native tests must notice each"
-	@echo "make bench     time the kernels on every instruction-set level of this machine"
+	@echo "make bench     time the products; BENCH_OF=forward: whole passes; BENCH_ARGS: options"
 	@echo "make format    format C++ and Python"
 	@echo "make stubs     write python/specrt/_core.pyi anew"
 	@echo "make wheel     build a wheel into dist/"
@@ -109,8 +110,7 @@ mutants: $(TEST)/.tools
 $(BUILD)/bench/.built: $(BENCH)
 
 bench: $(BUILD)/bench/.built
-	$(BUILD)/bench/bench/bench_kernels $(BENCH_ARGS)
-	$(BUILD)/bench/bench/bench_sampling $(BENCH_ARGS)
+	$(BUILD)/bench/bench/bench_$(BENCH_OF) $(BENCH_ARGS)
 
 lint: $(TEST)/.installed
 	ruff check $(PY_CHECKED)

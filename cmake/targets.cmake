@@ -12,6 +12,7 @@ set(specrt_sources
     src/cpu/detect.cpp
     src/cpu/dispatch.cpp
     src/cpu/pack.cpp
+    src/cpu/quantise.cpp
     src/cpu/scalar.cpp
     src/cpu/thread_pool.cpp
     src/cpu/thread_team.cpp
@@ -30,6 +31,7 @@ set(specrt_sources
     src/model/buffer.cpp
     src/model/config.cpp
     src/model/forward.cpp
+    src/model/head.cpp
     src/model/kv_storage.cpp
     src/model/model.cpp
     src/model/model_file.cpp
@@ -57,7 +59,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   set_source_files_properties(
     src/cpu/amx.cpp
     PROPERTIES COMPILE_OPTIONS
-               "-mamx-tile;-mamx-bf16;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512bf16;-mavx2;-mfma")
+               "-mamx-tile;-mamx-bf16;-mamx-int8;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512bf16;-mavx2;-mfma;-mf16c")
 else()
   target_sources(specrt_objects PRIVATE src/cpu/no_x86.cpp)
 endif()

@@ -30,8 +30,9 @@ SPECRT_API int default_thread_count();
 /// such as a decoder and its own draft model.
 class SPECRT_API ThreadTeam {
  public:
-  /// `threads` counts the caller; 0: default_thread_count().
-  explicit ThreadTeam(int threads = 0);
+  /// `threads` counts the caller; 0: default_thread_count(). `pin` ties each thread but the
+  /// caller's to a processor of those that the process may use.
+  explicit ThreadTeam(int threads = 0, bool pin = false);
   ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
   ThreadTeam& operator=(const ThreadTeam&) = delete;

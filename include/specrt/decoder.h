@@ -25,7 +25,8 @@ struct SPECRT_API DecoderOptions {
   int max_rows = 512;                ///< tokens in one forward pass, prefill and drafts together
   int block_size = 16;               ///< tokens in a block of the KV cache
   int threads = 0;                   ///< 0: the cores this process may use
-  std::shared_ptr<ThreadTeam> team;  ///< null: one of its own, of `threads`
+  bool pin_threads = false;          ///< ties threads to processors; see ThreadTeam
+  std::shared_ptr<ThreadTeam> team;  ///< null: one of its own, of `threads` and `pin_threads`
   std::string cpu_isa = "auto";
   bool enable_prefix_caching = true;  ///< later prompts share blocks with the same beginning
   bool check_invariants = false;      ///< check the KV bookkeeping after every round
@@ -33,11 +34,11 @@ struct SPECRT_API DecoderOptions {
 
 /// What a Decoder of these options takes, before anything is allocated. Throws as the
 /// constructor would.
-SPECRT_API MemoryUse memory_of(const ModelConfig& config, DType dtype,
+SPECRT_API MemoryUse memory_of(const ModelConfig& config, Precision precision,
                                const DecoderOptions& options);
 
 /// Bytes of KV cache for `sequences` sequences of `tokens` tokens each, scratch slots included.
-SPECRT_API std::int64_t kv_cache_bytes_for(const ModelConfig& config, DType dtype,
+SPECRT_API std::int64_t kv_cache_bytes_for(const ModelConfig& config, Precision precision,
                                            const DecoderOptions& options, std::int64_t sequences,
                                            std::int64_t tokens);
 

@@ -83,9 +83,19 @@ struct SPECRT_API TensorSpec {
 SPECRT_API std::vector<TensorSpec> tensors_of(const ModelConfig& config);
 
 /// Bytes of packed weights: exactly what ModelBuilder allocates.
-SPECRT_API std::int64_t weight_bytes(const ModelConfig& config, DType dtype);
+SPECRT_API std::int64_t weight_bytes(const ModelConfig& config, Precision precision);
+
+/// A matrix that is quantised already, [n, k]. Groups are of 32 inputs.
+struct QuantisedTensor {
+  Precision precision = Precision::int8;
+  const std::int8_t* codes = nullptr;  ///< [n, k]: int8 and w8a8 -127 to 127, int4 0 to 15
+  const float* scales = nullptr;       ///< int8, w8a8: [n]; int4: [n, groups], fp16 values
+  const float* minima = nullptr;       ///< int4: [n, groups], fp16 values
+  bool zero_points = false;  ///< int4: minima count scales, the weight is scale * (q + minimum)
+};
 
 struct ModelData;
+struct TensorTarget;
 
 /// Packed, immutable weights with their config. Copies share the weights.
 class SPECRT_API Model {
@@ -101,7 +111,7 @@ class SPECRT_API Model {
 
   bool valid() const { return data_ != nullptr; }
   const ModelConfig& config() const;
-  DType dtype() const;
+  Precision precision() const;
   std::int64_t weight_bytes() const;
   const ModelData& data() const { return *data_; }
 
@@ -112,19 +122,32 @@ class SPECRT_API Model {
 /// Takes a model's tensors one at a time, packing each as it comes.
 class SPECRT_API ModelBuilder {
  public:
-  ModelBuilder(const ModelConfig& config, DType dtype);
+  ModelBuilder(const ModelConfig& config, Precision precision);
   ~ModelBuilder();
   ModelBuilder(ModelBuilder&&) noexcept;
   ModelBuilder& operator=(ModelBuilder&&) noexcept;
 
-  /// `data` is row-major. Throws InvalidArgument for an unknown or repeated name or a wrong shape.
+  /// `data` is row-major; matrices are quantised where the precision asks for it, on all cores.
+  /// Throws InvalidArgument for an unknown or repeated name, a wrong shape, or weights that the
+  /// precision cannot hold.
   void set(const std::string& name, std::span<const std::int64_t> shape, DType dtype,
            const void* data);
+
+  /// How a tensor is stored: f32 for vectors. Matrices have the model's precision, but output
+  /// heads are int8 where the other matrices are int4 or w8a8. Throws InvalidArgument.
+  Precision precision_of(const std::string& name) const;
+
+  /// A matrix as it is, without rounding. Throws as set() does, and where the tensor's precision is
+  /// not precision_of(name) or a code or scale is none of it.
+  void set_quantised(const std::string& name, std::span<const std::int64_t> shape,
+                     const QuantisedTensor& tensor);
 
   /// Throws LoadError naming every tensor that is still missing. Leaves the builder empty.
   Model build();
 
  private:
+  const TensorTarget& claim(const std::string& name, std::span<const std::int64_t> shape);
+
   std::unique_ptr<ModelData> data_;
 };
 

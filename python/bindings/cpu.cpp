@@ -9,7 +9,8 @@ namespace specrt::python {
 void bind_cpu(py::module_& module) {
   module.def(
       "cpu_isa", [] { return std::string(name_of(best_cpu_isa())); },
-      "The best instruction-set level that this machine runs: 'avx512', 'avx2' or 'scalar'.");
+      "The best instruction-set level that this machine runs: 'amx', 'avx512', 'avx2' or "
+      "'scalar'.");
   module.def(
       "available_cpu_isas",
       [] {
@@ -26,7 +27,7 @@ void bind_cpu(py::module_& module) {
              "Cores that this process may use: affinity mask, then cgroup quota.");
   py::class_<ThreadTeam, std::shared_ptr<ThreadTeam>>(module, "ThreadTeam",
                                                       "Threads that compute for one engine.")
-      .def(py::init<int>(), py::arg("threads") = 0)
+      .def(py::init<int, bool>(), py::arg("threads") = 0, py::arg("pin") = false)
       .def_property_readonly("size", &ThreadTeam::size);
 }
 

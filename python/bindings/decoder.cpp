@@ -117,7 +117,7 @@ void bind_decoder(py::module_& module) {
       "memory_of",
       [](const ModelConfig& config, const std::string& dtype, std::int64_t kv_cache_bytes,
          std::int64_t max_model_len, int max_batch_size, int max_rows, int block_size) {
-        return memory_of(config, dtype_from_name(dtype),
+        return memory_of(config, precision_from_name(dtype),
                          make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows,
                                       block_size, false, nullptr, "auto", false));
       },
@@ -129,7 +129,7 @@ void bind_decoder(py::module_& module) {
       [](const ModelConfig& config, const std::string& dtype, std::int64_t max_model_len,
          int max_batch_size, int max_rows, int block_size, std::int64_t sequences,
          std::int64_t tokens) {
-        return kv_cache_bytes_for(config, dtype_from_name(dtype),
+        return kv_cache_bytes_for(config, precision_from_name(dtype),
                                   make_options(0, max_model_len, max_batch_size, max_rows,
                                                block_size, false, nullptr, "auto", false),
                                   sequences, tokens);

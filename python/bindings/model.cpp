@@ -9,6 +9,9 @@
 namespace specrt::python {
 namespace {
 
+using CodeArray = py::array_t<std::int8_t, py::array::c_style>;
+using FloatArray = py::array_t<float, py::array::c_style>;
+
 /// Keyword arguments by name: one place lists the fields, and an unknown name is an error.
 class Fields {
  public:
@@ -114,7 +117,7 @@ void bind_model(py::module_& module) {
   module.def(
       "weight_bytes",
       [](const ModelConfig& config, const std::string& dtype) {
-        return weight_bytes(config, dtype_from_name(dtype));
+        return weight_bytes(config, precision_from_name(dtype));
       },
       py::arg("config"), py::arg("dtype"), "Bytes of the packed weights.");
 
@@ -124,13 +127,13 @@ void bind_model(py::module_& module) {
       .def("save", &Model::save, py::arg("path"), py::call_guard<py::gil_scoped_release>(),
            "Writes config and packed weights; the file appears whole or not at all.")
       .def_property_readonly("config", &Model::config, py::return_value_policy::copy)
-      .def_property_readonly("dtype",
-                             [](const Model& model) { return std::string(name_of(model.dtype())); })
+      .def_property_readonly(
+          "dtype", [](const Model& model) { return std::string(name_of(model.precision())); })
       .def_property_readonly("weight_bytes", &Model::weight_bytes);
 
   py::class_<ModelBuilder>(module, "ModelBuilder", "Takes a model's tensors one at a time.")
       .def(py::init([](const ModelConfig& config, const std::string& dtype) {
-             return ModelBuilder(config, dtype_from_name(dtype));
+             return ModelBuilder(config, precision_from_name(dtype));
            }),
            py::arg("config"), py::arg("dtype"))
       .def(
@@ -155,6 +158,47 @@ void bind_model(py::module_& module) {
           },
           py::arg("name"), py::arg("dtype"), py::arg("array"),
           "Packs one canonical tensor: float32, or uint16 with the bits of bfloat16.")
+      .def(
+          "precision_of",
+          [](const ModelBuilder& builder, const std::string& name) {
+            return std::string(name_of(builder.precision_of(name)));
+          },
+          py::arg("name"), "How a tensor is stored: a dtype's name, float32 for vectors.")
+      .def(
+          "set_quantised",
+          [](ModelBuilder& builder, const std::string& name, const std::string& precision,
+             const CodeArray& codes, const FloatArray& scales,
+             const std::optional<FloatArray>& minima, bool zero_points) {
+            QuantisedTensor tensor;
+            tensor.precision = precision_from_name(precision);
+            const bool int4 = tensor.precision == Precision::int4;
+            if (codes.ndim() != 2 || int4 != minima.has_value()) {
+              throw InvalidArgument(expected_got(
+                  name, "codes [outputs, inputs], and minima exactly for int4", "others"));
+            }
+            const std::vector<std::int64_t> shape(codes.shape(), codes.shape() + 2);
+            const std::int64_t count = int4 ? shape[0] * ((shape[1] + 31) / 32) : shape[0];
+            if (scales.size() != count || (int4 && minima->size() != count)) {
+              throw InvalidArgument(expected_got(name,
+                                                 std::to_string(count) + " scales (and minima)",
+                                                 std::to_string(scales.size())));
+            }
+            tensor.codes = codes.data();
+            tensor.scales = scales.data();
+            tensor.minima = int4 ? minima->data() : nullptr;
+            tensor.zero_points = zero_points;
+            const py::gil_scoped_release released;
+            builder.set_quantised(name, shape, tensor);
+          },
+          py::arg("name"), py::arg("precision"), py::arg("codes"), py::arg("scales"),
+          py::arg("minima") = py::none(), py::arg("zero_points") = false,
+          "Takes a matrix that is quantised already, without rounding.\n\n"
+          "codes: int8 [outputs, inputs], -127 to 127 for int8 and w8a8, 0 to 15 for int4. "
+          "scales:\n"
+          "float32 [outputs], for int4 [outputs, ceil(inputs / 32)], as minima are; both values "
+          "of\n"
+          "float16. With zero_points the weight is scale * (code + minimum), else\n"
+          "scale * code + minimum. `precision` has to be precision_of(name).")
       .def("build", &ModelBuilder::build, "Raises LoadError naming every tensor still missing.");
 }
 

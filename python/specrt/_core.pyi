@@ -5,6 +5,7 @@ The C++ core of specrt. Private: use the names that the specrt package exports.
 from __future__ import annotations
 import collections.abc
 import numpy
+import numpy.typing
 import typing
 
 __all__: list[str] = [
@@ -40,7 +41,9 @@ class ThreadTeam:
     Threads that compute for one engine.
     """
 
-    def __init__(self, threads: typing.SupportsInt | typing.SupportsIndex = 0) -> None: ...
+    def __init__(
+        self, threads: typing.SupportsInt | typing.SupportsIndex = 0, pin: bool = False
+    ) -> None: ...
     @property
     def size(self) -> int: ...
 
@@ -219,9 +222,32 @@ class ModelBuilder:
         Raises LoadError naming every tensor still missing.
         """
 
+    def precision_of(self, name: str) -> str:
+        """
+        How a tensor is stored: a dtype's name, float32 for vectors.
+        """
+
     def set(self, name: str, dtype: str, array: numpy.ndarray) -> None:
         """
         Packs one canonical tensor: float32, or uint16 with the bits of bfloat16.
+        """
+
+    def set_quantised(
+        self,
+        name: str,
+        precision: str,
+        codes: typing.Annotated[numpy.typing.ArrayLike, numpy.int8],
+        scales: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
+        minima: typing.Annotated[numpy.typing.ArrayLike, numpy.float32] | None = None,
+        zero_points: bool = False,
+    ) -> None:
+        """
+        Takes a matrix that is quantised already, without rounding.
+
+        codes: int8 [outputs, inputs], -127 to 127 for int8 and w8a8, 0 to 15 for int4. scales:
+        float32 [outputs], for int4 [outputs, ceil(inputs / 32)], as minima are; both values of
+        float16. With zero_points the weight is scale * (code + minimum), else
+        scale * code + minimum. `precision` has to be precision_of(name).
         """
 
 
@@ -408,7 +434,7 @@ def available_cpu_isas() -> list[str]:
 
 def cpu_isa() -> str:
     """
-    The best instruction-set level that this machine runs: 'avx512', 'avx2' or 'scalar'.
+    The best instruction-set level that this machine runs: 'amx', 'avx512', 'avx2' or 'scalar'.
     """
 
 

@@ -59,6 +59,7 @@ class Engine:
         device: str = "auto",
         dtype: str = "auto",
         threads: int | None = None,
+        pin_threads: bool = False,
         max_model_len: int | None = None,
         kv_cache_bytes: int | None = None,
         max_batch_size: int = 32,
@@ -79,6 +80,7 @@ class Engine:
         device: "auto" or "cpu".
         dtype: "auto", "float32" or "bfloat16". "auto" is float32 only for float32 checkpoints.
         threads: None takes the cores that this process may use.
+        pin_threads: tie each thread but the caller's to a core.
         max_model_len: tokens of prompt and output together; None takes the model's own limit.
         kv_cache_bytes: target's and drafter's KV cache together; None takes what every sequence
             at full length needs, at most a quarter of the available memory.
@@ -112,6 +114,7 @@ class Engine:
         for name, flag in (
             ("enable_prefix_caching", enable_prefix_caching),
             ("check_invariants", check_invariants),
+            ("pin_threads", pin_threads),
         ):
             if not isinstance(flag, bool):
                 raise InvalidArgumentError(f"[{name}] expected True or False, got {flag!r}")
@@ -178,7 +181,7 @@ class Engine:
             if draft:
                 draft.close()
 
-        team = _core.ThreadTeam(threads or 0)
+        team = _core.ThreadTeam(threads or 0, pin_threads)
         self._decoder: _core.Decoder | None = _core.Decoder(
             self._model,
             **sizes.options(sizes.target_kv_cache_bytes, sizes.max_model_len),

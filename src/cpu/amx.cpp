@@ -1,21 +1,28 @@
-// bf16 products on the tile unit (AMX). Everything else is AVX-512's.
+// Products on the tile unit (AMX). Everything else is AVX-512's.
 //
-// A step covers 32 of k: one A tile of up to 16 rows of x, and for each panel two B tiles of 16
-// outputs, which the packed layout already holds in the order that the unit reads. Every output is
-// one accumulator over the steps in order, so rows, panels and splits change no bit.
+// A step is one A tile of up to 16 rows of x and, for each panel, two B tiles of 16 outputs: 32 of
+// k in bf16, 64 in int8. bf16 and w8a8 weights lie in the order that the unit reads; int8 and int4
+// are expanded to bf16 first, a few steps at a time, once for all rows. Every output is one
+// accumulator over the steps in order, so rows, panels, splits and chunks change no bit.
 
-#include <immintrin.h>
-
-#include "cpu/kernels.h"
+#include "cpu/vec_avx512.h"
+// After the vectors:
+#include "cpu/body_write.h"
 
 namespace specrt::cpu {
 namespace {
 
-constexpr std::int64_t kTileRows = 16;
-constexpr std::int64_t kStepK = 32;
-constexpr std::int64_t kPairBytes = kPanel * 4;               // a pair of k of a whole panel
-constexpr std::int64_t kStepBytes = kStepK / 2 * kPairBytes;  // a step of a panel
-constexpr std::int64_t kAhead = 8 * 1024;                     // bytes fetched before their use
+constexpr std::int64_t kRowTile = 16;
+constexpr std::int64_t kPairBytes = kPanel * 4;       // a line of a step: a pair or quad of k
+constexpr std::int64_t kStepBytes = 16 * kPairBytes;  // a step of a panel
+constexpr std::int64_t kXStepBytes = kRowTile * 64;   // a step of a tile of rows
+constexpr std::int64_t kAhead = 8 * 1024;             // bytes fetched before their use
+constexpr std::int64_t kHeader = kPanel * 4;          // of a quantised panel
+constexpr std::int64_t kChunk = 8;                    // steps that all rows use while they are near
+constexpr std::int64_t kExpandChunk = 2;              // steps expanded at once
+constexpr std::int64_t kTilesHeld = 8;                // tiles of rows whose sums are kept meanwhile
+constexpr std::int64_t kSumsStride = kPanel * 4;
+constexpr std::int64_t kTileSums = kRowTile * kPanel;  // sums of a tile of rows of a panel
 
 struct alignas(64) TileConfig {
   std::uint8_t palette = 1;
@@ -30,7 +37,7 @@ void configure(std::int64_t rows) {
   TileConfig config;
   for (int tile = 0; tile < 8; ++tile) {
     config.columns[tile] = 64;
-    config.rows[tile] = static_cast<std::uint8_t>(tile < 6 ? rows : kTileRows);
+    config.rows[tile] = static_cast<std::uint8_t>(tile < 6 ? rows : kRowTile);
   }
   _tile_loadconfig(&config);
 }
@@ -38,216 +45,351 @@ void configure(std::int64_t rows) {
 /// Rows of x as the A tiles read them: bf16, [row tiles][steps][16][32], zeros beyond the end.
 void prepare(const float* x, std::int64_t rows, std::int64_t x_stride, std::int64_t k,
              std::int64_t row_begin, std::int64_t row_end, void* out) {
-  const std::int64_t steps = (k + kStepK - 1) / kStepK;
+  const std::int64_t steps = (k + 31) / 32;
   auto* base = static_cast<std::uint16_t*>(out);
   for (std::int64_t row = row_begin; row < row_end; ++row) {
-    std::uint16_t* to = base + (row / kTileRows * steps * kTileRows + row % kTileRows) * kStepK;
-    for (std::int64_t step = 0; step < steps; ++step, to += kTileRows * kStepK) {
-      __m512 low = _mm512_setzero_ps();
-      __m512 high = _mm512_setzero_ps();
+    std::uint16_t* to = base + (row / kRowTile * steps * kRowTile + row % kRowTile) * 32;
+    for (std::int64_t step = 0; step < steps; ++step, to += kRowTile * 32) {
+      F low = zero();
+      F high = zero();
       if (row < rows) {
-        const float* from = x + row * x_stride + step * kStepK;
-        const std::int64_t left = k - step * kStepK;
+        const float* from = x + row * x_stride + step * 32;
+        const std::int64_t left = k - step * 32;
         const auto mask = [](std::int64_t lanes) {
           return static_cast<__mmask16>(lanes >= 16 ? 0xFFFF : lanes <= 0 ? 0 : (1 << lanes) - 1);
         };
         low = _mm512_maskz_loadu_ps(mask(left), from);
         high = _mm512_maskz_loadu_ps(mask(left - 16), from + 16);
       }
-      _mm512_storeu_si512(to, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
+      _mm512_storeu_si512(to, reinterpret_cast<I>(_mm512_cvtne2ps_pbh(high, low)));
     }
   }
 }
 
-/// The steps of one or two panels, each of 16 outputs twice, for one or two tiles of rows.
-struct Block {
-  const char* x[2];     ///< prepared rows
-  const char* w[2];     ///< panels
-  std::int64_t whole;   ///< steps whose 32 of k all exist
-  const char* tail[2];  ///< a last step filled up with zeros, or null
-  bool ahead;           ///< the weights come from memory and are used once
-};
-
-inline void fetch(const char* w) {
-  for (std::int64_t line = 0; line < kStepBytes; line += 64) {
-    _mm_prefetch(w + kAhead + line, _MM_HINT_T0);
-  }
+inline void store_pairs(char* to, F high, F low) {
+  _mm512_store_si512(to, reinterpret_cast<I>(_mm512_cvtne2ps_pbh(high, low)));
 }
 
-// One tile of rows against two panels: accumulators 0 and 1 of the first, 2 and 3 of the second.
-inline void two_panels(const Block& b) {
+inline void fetch(const char* from, std::int64_t bytes) {
+  for (std::int64_t line = 0; line < bytes; line += 64) _mm_prefetch(from + line, _MM_HINT_T0);
+}
+
+// Kinds of weights. `steps_of(k)` counts their steps; `chunk` gives steps [first, first + count) of
+// a panel as the tiles read them, in place or in `room`.
+
+struct Bf16 {
+  static constexpr bool kInteger = false;
+  static constexpr bool kExpands = false;
+  static std::int64_t steps_of(std::int64_t k) { return (k + 31) / 32; }
+  static std::int64_t panel_bytes(std::int64_t k) { return (k + 1) / 2 * kPairBytes; }
+  /// Steps whose 32 of k all exist.
+  static std::int64_t whole_steps(std::int64_t k) { return k / 32; }
+  static const char* chunk(const char* panel, std::int64_t k, std::int64_t first, std::int64_t,
+                           char* room) {
+    const char* from = panel + first * kStepBytes;
+    if (first < whole_steps(k)) return from;
+    // The last step, filled up with zeros.
+    const std::int64_t real = (k + 1) / 2 * kPairBytes - first * kStepBytes;
+    for (std::int64_t i = 0; i < kStepBytes; i += 64) {
+      _mm512_store_si512(room + i, i < real ? _mm512_loadu_si512(from + i) : I{});
+    }
+    return room;
+  }
+};
+
+struct W8a8 {
+  static constexpr bool kInteger = true;
+  static constexpr bool kExpands = false;
+  static std::int64_t steps_of(std::int64_t k) { return (k + 63) / 64; }
+  static std::int64_t panel_bytes(std::int64_t k) { return kHeader + steps_of(k) * kStepBytes; }
+  static std::int64_t whole_steps(std::int64_t k) { return steps_of(k); }
+  static const char* chunk(const char* panel, std::int64_t, std::int64_t first, std::int64_t,
+                           char*) {
+    return panel + kHeader + first * kStepBytes;
+  }
+};
+
+struct Int8 {
+  static constexpr bool kInteger = false;
+  static constexpr bool kExpands = true;
+  static constexpr std::int64_t kStored = 32 * kPanel;  // bytes of a step
+  static std::int64_t steps_of(std::int64_t k) { return (k + 31) / 32; }
+  static std::int64_t panel_bytes(std::int64_t k) { return kHeader + steps_of(k) * kStored; }
+  static std::int64_t whole_steps(std::int64_t k) { return steps_of(k); }
+  static const char* chunk(const char* panel, std::int64_t, std::int64_t first, std::int64_t count,
+                           char* room) {
+    const auto* scales = reinterpret_cast<const float*>(panel);
+    const char* from = panel + kHeader + first * kStored;
+    const F s0 = load_twice(scales), s1 = load_twice(scales + 8);
+    const F s2 = load_twice(scales + 16), s3 = load_twice(scales + 24);
+    char* to = room;
+    for (std::int64_t step = 0; step < count; ++step) {
+      fetch(from + kAhead, kStored);
+      for (int pair = 0; pair < 16; ++pair, from += 64, to += kPairBytes) {
+        const auto* codes = reinterpret_cast<const std::int8_t*>(from);
+        store_pairs(to, mul(load_int8(codes + 16), s1), mul(load_int8(codes), s0));
+        store_pairs(to + 64, mul(load_int8(codes + 48), s3), mul(load_int8(codes + 32), s2));
+      }
+    }
+    return room;
+  }
+};
+
+struct Int4 {
+  static constexpr bool kInteger = false;
+  static constexpr bool kExpands = true;
+  static constexpr std::int64_t kScales = 2 * kPanel * 2;
+  static constexpr std::int64_t kStored = kScales + 32 * kPanel / 2;
+  static std::int64_t steps_of(std::int64_t k) { return (k + 31) / 32; }
+  static std::int64_t panel_bytes(std::int64_t k) { return kHeader + steps_of(k) * kStored; }
+  static std::int64_t whole_steps(std::int64_t k) { return steps_of(k); }
+
+  /// Scale and minimum of the eight outputs from 8 * group on, each for two lanes.
+  static SPECRT_INLINE void scales_of(const float* kinds, const char* step, int group, F& scale,
+                                      F& minimum) {
+    const auto eight = [&](const char* at) {
+      const I twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+      const __m256 x = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+      return _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(x));
+    };
+    scale = eight(step + group * 16);
+    const F kind = load_twice(kinds + group * 8);
+    minimum = mul(eight(step + kPanel * 2 + group * 16), fma(kind, scale, sub(set1(1.0f), kind)));
+  }
+
+  static const char* chunk(const char* panel, std::int64_t, std::int64_t first, std::int64_t count,
+                           char* room) {
+    const auto* kinds = reinterpret_cast<const float*>(panel);
+    const char* from = panel + kHeader + first * kStored;
+    char* to = room;
+    for (std::int64_t step = 0; step < count; ++step, from += kStored, to += kStepBytes) {
+      fetch(from + kAhead, kStored);
+      for (int tile = 0; tile < 2; ++tile) {
+        F s0, s1, m0, m1;
+        scales_of(kinds, from, 2 * tile, s0, m0);
+        scales_of(kinds, from, 2 * tile + 1, s1, m1);
+        for (int half = 0; half < 2; ++half) {
+          const char* lines = from + kScales + (4 * tile + half) * 64;
+          const I w0 = load_pairs(lines);
+          const I w1 = load_pairs(lines + 128);
+          char* out = to + half * 8 * kPairBytes + tile * 64;
+#pragma GCC unroll 8
+          for (int pair = 0; pair < 8; ++pair) {
+            store_pairs(out + pair * kPairBytes, fma(nibble(w1, 4 * pair), s1, m1),
+                        fma(nibble(w0, 4 * pair), s0, m0));
+          }
+        }
+      }
+    }
+    return room;
+  }
+};
+
+// The compiler's own names for tile operations are macros that want plain numbers.
+#define SPECRT_MULTIPLY(to, x, w) \
+  do {                            \
+    if constexpr (kInteger) {     \
+      _tile_dpbssd(to, x, w);     \
+    } else {                      \
+      _tile_dpbf16ps(to, x, w);   \
+    }                             \
+  } while (false)
+
+SPECRT_INLINE void clear_sums() {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  const char* x = b.x[0];
-  const char* w0 = b.w[0];
-  const char* w1 = b.w[1];
-  for (std::int64_t step = 0; step < b.whole; ++step) {
-    if (b.ahead) {
-      fetch(w0);
-      fetch(w1);
+}
+
+// One tile of rows against two panels: accumulators 0 and 1 of the first, 2 and 3 of the second.
+template <bool kInteger, bool kAheadOfUse>
+inline void two_panels(const char* x, const char* w0, const char* w1, std::int64_t steps) {
+  for (std::int64_t step = 0; step < steps; ++step) {
+    if constexpr (kAheadOfUse) {
+      fetch(w0 + kAhead, kStepBytes);
+      fetch(w1 + kAhead, kStepBytes);
     }
     _tile_loadd(4, x, 64);
     _tile_loadd(6, w0, kPairBytes);
     _tile_loadd(7, w0 + 64, kPairBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
+    SPECRT_MULTIPLY(0, 4, 6);
+    SPECRT_MULTIPLY(1, 4, 7);
     _tile_loadd(6, w1, kPairBytes);
     _tile_loadd(7, w1 + 64, kPairBytes);
-    _tile_dpbf16ps(2, 4, 6);
-    _tile_dpbf16ps(3, 4, 7);
-    x += kTileRows * 64;
+    SPECRT_MULTIPLY(2, 4, 6);
+    SPECRT_MULTIPLY(3, 4, 7);
+    x += kXStepBytes;
     w0 += kStepBytes;
     w1 += kStepBytes;
-  }
-  if (b.tail[0] != nullptr) {
-    _tile_loadd(4, x, 64);
-    _tile_loadd(6, b.tail[0], kPairBytes);
-    _tile_loadd(7, b.tail[0] + 64, kPairBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(6, b.tail[1], kPairBytes);
-    _tile_loadd(7, b.tail[1] + 64, kPairBytes);
-    _tile_dpbf16ps(2, 4, 6);
-    _tile_dpbf16ps(3, 4, 7);
   }
 }
 
 // Two tiles of rows against one panel: accumulators 0 and 1 of the first rows, 2 and 3 of the
 // second.
-inline void two_row_tiles(const Block& b) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  const char* x0 = b.x[0];
-  const char* x1 = b.x[1];
-  const char* w = b.w[0];
-  const std::int64_t steps = b.whole + (b.tail[0] != nullptr ? 1 : 0);
+template <bool kInteger>
+inline void two_row_tiles(const char* x0, const char* x1, const char* w, std::int64_t steps,
+                          bool ahead) {
   for (std::int64_t step = 0; step < steps; ++step) {
-    if (step == b.whole) w = b.tail[0];
-    if (b.ahead && step < b.whole) fetch(w);
+    if (ahead) fetch(w + kAhead, kStepBytes);
     _tile_loadd(6, w, kPairBytes);
     _tile_loadd(7, w + 64, kPairBytes);
     _tile_loadd(4, x0, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
+    SPECRT_MULTIPLY(0, 4, 6);
+    SPECRT_MULTIPLY(1, 4, 7);
     _tile_loadd(5, x1, 64);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-    x0 += kTileRows * 64;
-    x1 += kTileRows * 64;
+    SPECRT_MULTIPLY(2, 5, 6);
+    SPECRT_MULTIPLY(3, 5, 7);
+    x0 += kXStepBytes;
+    x1 += kXStepBytes;
     w += kStepBytes;
   }
 }
 
-// Moves [rows][32] sums of a panel to their outputs.
-void finish(const GemmArgs& args, const float* sums, std::int64_t row, std::int64_t rows,
-            std::int64_t panel) {
-  const std::int64_t first = panel * kPanel;
-  const std::int64_t count = args.n - first < kPanel ? args.n - first : kPanel;
-  const auto low = static_cast<__mmask16>(count >= 16 ? 0xFFFF : (1 << count) - 1);
-  const auto high = static_cast<__mmask16>(count >= 32   ? 0xFFFF
-                                           : count <= 16 ? 0
-                                                         : (1 << (count - 16)) - 1);
-  __m512 bias_low = _mm512_setzero_ps();
-  __m512 bias_high = _mm512_setzero_ps();
-  if (args.bias != nullptr) {
-    bias_low = _mm512_maskz_loadu_ps(low, args.bias + first);
-    bias_high = _mm512_maskz_loadu_ps(high, args.bias + first + 16);
-  }
-  for (std::int64_t r = 0; r < rows; ++r) {
-    float* y = args.y + (row + r) * args.y_stride + first;
-    __m512 a = _mm512_load_ps(sums + r * kPanel);
-    __m512 b = _mm512_load_ps(sums + r * kPanel + 16);
-    if (args.bias != nullptr) {
-      a = _mm512_add_ps(a, bias_low);
-      b = _mm512_add_ps(b, bias_high);
-    }
-    if (args.accumulate) {
-      a = _mm512_add_ps(_mm512_maskz_loadu_ps(low, y), a);
-      b = _mm512_add_ps(_mm512_maskz_loadu_ps(high, y + 16), b);
-    }
-    _mm512_mask_storeu_ps(y, low, a);
-    _mm512_mask_storeu_ps(y + 16, high, b);
+/// Whole numbers of one tile of rows to what they stand for.
+inline void scale_sums(const float* output_scales, const float* row_scales, std::int64_t rows,
+                       float* sums) {
+  const F low = load(output_scales), high = load(output_scales + 16);
+  for (std::int64_t r = 0; r < rows; ++r, sums += kPanel) {
+    const F row = set1(row_scales[r]);
+    const F a = _mm512_cvtepi32_ps(_mm512_load_si512(sums));
+    const F b = _mm512_cvtepi32_ps(_mm512_load_si512(sums + 16));
+    store(sums, mul(mul(a, low), row));
+    store(sums + 16, mul(mul(b, high), row));
   }
 }
 
-void gemm(const GemmArgs& args, std::int64_t panel_begin, std::int64_t panel_end) {
-  if (args.rows <= 0 || panel_begin >= panel_end) return;
-  const std::int64_t steps = (args.k + kStepK - 1) / kStepK;
-  const std::int64_t whole = args.k / kStepK;
-  const std::int64_t pairs = (args.k + 1) / 2;
-  const std::int64_t panel_bytes = pairs * kPairBytes;
-  const std::int64_t tail_pairs = pairs - whole * (kStepK / 2);
-  const char* x = static_cast<const char*>(args.prepared);
-  const char* weight = static_cast<const char*>(args.weight);
-  const std::int64_t x_tile_bytes = steps * kTileRows * 64;
-  const std::int64_t row_tiles = (args.rows + kTileRows - 1) / kTileRows;
-  alignas(64) char tails[2][kStepBytes];
-  alignas(64) float sums[2][kTileRows * kPanel];
+/// One call's share of a product: panels [begin, end), and up to kTilesHeld tiles of rows.
+template <typename W>
+struct Product {
+  Product(const GemmArgs& all, std::int64_t first_tile, std::int64_t count)
+      : args(all),
+        row(first_tile * kRowTile),
+        tiles(count),
+        steps(W::steps_of(all.k)),
+        panel_bytes(W::panel_bytes(all.k)),
+        x_tile_bytes(steps * kXStepBytes),
+        x(static_cast<const char*>(all.prepared) + first_tile * x_tile_bytes),
+        weight(static_cast<const char*>(all.weight)) {}
 
-  const auto load_tail = [&](int which, std::int64_t panel) -> const char* {
-    if (tail_pairs == 0) return nullptr;
-    const char* from = weight + panel * panel_bytes + whole * kStepBytes;
-    for (std::int64_t i = 0; i < kStepBytes; i += 64) {
-      const bool real = i < tail_pairs * kPairBytes;
-      const __m512i line = real ? _mm512_loadu_si512(from + i) : _mm512_setzero_si512();
-      _mm512_store_si512(tails[which] + i, line);
-    }
-    return tails[which];
-  };
-  constexpr std::int64_t kSumsStride = kPanel * 4;
+  const GemmArgs& args;
+  std::int64_t row;  // the first
+  std::int64_t tiles;
+  std::int64_t steps;
+  std::int64_t panel_bytes;
+  std::int64_t x_tile_bytes;
+  const char* x;
+  const char* weight;
+  alignas(64) char room[2][kExpandChunk * kStepBytes];
+  alignas(64) float sums[2][kTilesHeld * kTileSums];
 
-  configure(args.rows < kTileRows ? args.rows : kTileRows);
-  if (row_tiles == 1) {
-    for (std::int64_t panel = panel_begin; panel < panel_end; panel += 2) {
-      // An odd last panel is done twice over, which costs less than another body.
-      const std::int64_t second = panel + 1 < panel_end ? panel + 1 : panel;
-      Block b = {};
-      b.x[0] = x;
-      b.w[0] = weight + panel * panel_bytes;
-      b.w[1] = weight + second * panel_bytes;
-      b.whole = whole;
-      b.tail[0] = load_tail(0, panel);
-      b.tail[1] = load_tail(1, second);
-      b.ahead = true;
-      two_panels(b);
-      _tile_stored(0, sums[0], kSumsStride);
-      _tile_stored(1, sums[0] + 16, kSumsStride);
-      finish(args, sums[0], 0, args.rows, panel);
-      if (second == panel) break;
-      _tile_stored(2, sums[1], kSumsStride);
-      _tile_stored(3, sums[1] + 16, kSumsStride);
-      finish(args, sums[1], 0, args.rows, second);
+  std::int64_t rows_of(std::int64_t tile) const {
+    const std::int64_t left = args.rows - row - tile * kRowTile;
+    return left < kRowTile ? left : kRowTile;
+  }
+
+  /// Calls body(first, count) over the steps: few at a time where they are expanded or used by
+  /// many rows, and always the padded last one of bf16 alone.
+  template <typename Body>
+  SPECRT_INLINE void for_chunks(std::int64_t chunk, const Body& body) const {
+    const std::int64_t whole = W::whole_steps(args.k);
+    for (std::int64_t first = 0; first < whole; first += chunk) {
+      body(first, whole - first < chunk ? whole - first : chunk);
     }
-  } else {
-    for (std::int64_t panel = panel_begin; panel < panel_end; ++panel) {
-      const char* tail = load_tail(0, panel);
-      for (std::int64_t tile = 0; tile < row_tiles; tile += 2) {
-        const std::int64_t other = tile + 1 < row_tiles ? tile + 1 : tile;
-        Block b = {};
-        b.x[0] = x + tile * x_tile_bytes;
-        b.x[1] = x + other * x_tile_bytes;
-        b.w[0] = weight + panel * panel_bytes;
-        b.whole = whole;
-        b.tail[0] = tail;
-        b.ahead = tile == 0;
-        two_row_tiles(b);
-        const auto rows_of = [&](std::int64_t t) {
-          const std::int64_t left = args.rows - t * kTileRows;
-          return left < kTileRows ? left : kTileRows;
-        };
-        _tile_stored(0, sums[0], kSumsStride);
-        _tile_stored(1, sums[0] + 16, kSumsStride);
-        finish(args, sums[0], tile * kTileRows, rows_of(tile), panel);
-        if (other == tile) break;
-        _tile_stored(2, sums[1], kSumsStride);
-        _tile_stored(3, sums[1] + 16, kSumsStride);
-        finish(args, sums[1], other * kTileRows, rows_of(other), panel);
+    if (whole < steps) body(whole, steps - whole);
+  }
+
+  /// One tile of rows, panels `panel` and `second`.
+  void small(std::int64_t panel, std::int64_t second) {
+    const char* first_panel = weight + panel * panel_bytes;
+    const char* second_panel = weight + second * panel_bytes;
+    clear_sums();
+    for_chunks(W::kExpands ? kExpandChunk : steps, [&](std::int64_t first, std::int64_t count) {
+      const char* w0 = W::chunk(first_panel, args.k, first, count, room[0]);
+      const char* w1 = W::chunk(second_panel, args.k, first, count, room[1]);
+      two_panels<W::kInteger, !W::kExpands>(x + first * kXStepBytes, w0, w1, count);
+    });
+    _tile_stored(0, sums[0], kSumsStride);
+    _tile_stored(1, sums[0] + 16, kSumsStride);
+    _tile_stored(2, sums[1], kSumsStride);
+    _tile_stored(3, sums[1] + 16, kSumsStride);
+  }
+
+  /// All tiles of rows, one panel.
+  void large(std::int64_t panel, float* out) {
+    const char* at = weight + panel * panel_bytes;
+    const bool keep = tiles <= 2;  // in the accumulators
+    const std::int64_t chunk = W::kExpands ? kExpandChunk : keep ? steps : kChunk;
+    for_chunks(chunk, [&](std::int64_t first, std::int64_t count) {
+      const char* w = W::chunk(at, args.k, first, count, room[0]);
+      for (std::int64_t tile = 0; tile < tiles; tile += 2) {
+        const std::int64_t other = tile + 1 < tiles ? tile + 1 : tile;
+        float* sums0 = out + tile * kTileSums;
+        float* sums1 = out + (tile + 1) * kTileSums;  // beyond the last where that is alone: unread
+        if (first == 0) {
+          clear_sums();
+        } else if (!keep) {
+          _tile_loadd(0, sums0, kSumsStride);
+          _tile_loadd(1, sums0 + 16, kSumsStride);
+          _tile_loadd(2, sums1, kSumsStride);
+          _tile_loadd(3, sums1 + 16, kSumsStride);
+        }
+        two_row_tiles<W::kInteger>(x + tile * x_tile_bytes + first * kXStepBytes,
+                                   x + other * x_tile_bytes + first * kXStepBytes, w, count,
+                                   !W::kExpands && tile == 0);
+        if (keep && first + count < steps) continue;
+        _tile_stored(0, sums0, kSumsStride);
+        _tile_stored(1, sums0 + 16, kSumsStride);
+        _tile_stored(2, sums1, kSumsStride);
+        _tile_stored(3, sums1 + 16, kSumsStride);
       }
+    });
+  }
+
+  void finish(std::int64_t panel, std::int64_t panels) {
+    const auto* row_scales = reinterpret_cast<const float*>(
+        static_cast<const char*>(args.prepared) + prepared_scales(args.rows, args.k));
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      const std::int64_t first = row + tile * kRowTile;
+      const std::int64_t rows = rows_of(tile);
+      float* at[2] = {sums[0] + tile * kTileSums, sums[1] + tile * kTileSums};
+      if constexpr (W::kInteger) {
+        for (std::int64_t p = 0; p < panels; ++p) {
+          scale_sums(reinterpret_cast<const float*>(weight + (panel + p) * panel_bytes),
+                     row_scales + first, rows, at[p]);
+        }
+      }
+      if (args.gate != Gate::none) {
+        write_gated(args, first, rows, panel / 2, at[0], at[1]);
+        continue;
+      }
+      for (std::int64_t p = 0; p < panels; ++p) write_panel(args, first, rows, panel + p, at[p]);
     }
+  }
+
+  void run(std::int64_t begin, std::int64_t end) {
+    for (std::int64_t panel = begin; panel < end; panel += 2) {
+      const std::int64_t panels = panel + 1 < end ? 2 : 1;
+      if (tiles == 1) {
+        // An odd last panel is done twice over, which costs less than another body.
+        small(panel, panel + panels - 1);
+      } else {
+        for (std::int64_t p = 0; p < panels; ++p) large(panel + p, sums[p]);
+      }
+      finish(panel, panels);
+    }
+  }
+};
+
+template <typename W>
+void gemm(const GemmArgs& args, std::int64_t begin, std::int64_t end) {
+  if (args.rows <= 0 || begin >= end) return;
+  const std::int64_t unit = args.gate == Gate::none ? 1 : 2;
+  const std::int64_t row_tiles = (args.rows + kRowTile - 1) / kRowTile;
+  configure(args.rows < kRowTile ? args.rows : kRowTile);
+  for (std::int64_t tile = 0; tile < row_tiles; tile += kTilesHeld) {
+    const std::int64_t tiles = row_tiles - tile < kTilesHeld ? row_tiles - tile : kTilesHeld;
+    Product<W>(args, tile, tiles).run(begin * unit, end * unit);
   }
   _tile_release();
 }
@@ -257,7 +399,10 @@ void gemm(const GemmArgs& args, std::int64_t panel_begin, std::int64_t panel_end
 void fill_amx(Kernels& table) {
   table.name = "amx";
   table.prepare_bf16 = prepare;
-  table.gemm_bf16 = gemm;
+  table.gemm[static_cast<int>(Precision::bf16)] = gemm<Bf16>;
+  table.gemm[static_cast<int>(Precision::int8)] = gemm<Int8>;
+  table.gemm[static_cast<int>(Precision::int4)] = gemm<Int4>;
+  table.gemm[static_cast<int>(Precision::w8a8)] = gemm<W8a8>;
 }
 
 bool has_amx_unit() { return true; }

@@ -3,6 +3,8 @@
 // y (+)= x W^T + bias over packed panels. One accumulator per output runs over k in order, so how
 // many rows, panels or k a tile covers changes no bit. Include after a vec_*.h.
 
+#include "cpu/body_expand.h"
+#include "cpu/body_write.h"
 #include "cpu/kernels.h"
 
 namespace specrt::cpu {
@@ -12,11 +14,16 @@ namespace {
 // for meanwhile, in several places at once: one sequential stream gets half of what memory gives.
 constexpr std::int64_t kWeightBlock = 32 * 1024;
 constexpr int kStreams = 4;
+// Quantised weights are expanded in blocks of this many bytes a panel, once for all rows held.
+constexpr std::int64_t kExpandBlock = 16 * 1024;
+// Stored bytes that are asked for before their expansion.
+constexpr std::int64_t kExpandAhead = 4 * 1024;
 // Rows whose partial sums are held at once; weights stream from memory once per so many rows.
 constexpr std::int64_t kRowsHeld = 96;
 // One step of a panel, a k of floats or a pair of k of bf16, is as long for both formats.
 constexpr std::int64_t kStepBytes = kPanel * 4;
 
+// What tiles read: as stored, or as expanded.
 struct FloatWeight {
   static constexpr std::int64_t kPerStep = 1;
 };
@@ -160,82 +167,115 @@ struct TileOf {
                                          many<10>(), many<11>(), many<12>()};
 };
 
-/// Finished sums of one panel to y, with bias.
-SPECRT_INLINE void write_panel(const GemmArgs& args, std::int64_t row, std::int64_t rows,
-                               std::int64_t panel, const float* sums) {
-  const std::int64_t first = panel * kPanel;
-  const std::int64_t count = args.n - first < kPanel ? args.n - first : kPanel;
-  for (std::int64_t r = 0; r < rows; ++r) {
-    float* y = args.y + (row + r) * args.y_stride + first;
-    const float* from = sums + r * kPanel;
-    for (std::int64_t i = 0; i < count; i += kWidth) {
-      const std::int64_t lanes = count - i < kWidth ? count - i : kWidth;
-      const bool full = lanes == kWidth;
-      F value = load(from + i);
-      if (args.bias != nullptr) {
-        const float* bias = args.bias + first + i;
-        value = add(value, full ? load(bias) : load_part(bias, lanes));
-      }
-      if (args.accumulate) value = add(full ? load(y + i) : load_part(y + i, lanes), value);
-      if (full) {
-        store(y + i, value);
-      } else {
-        store_part(y + i, value, lanes);
+/// Weights that tiles read where they are.
+template <typename Weight>
+struct Stored {
+  using Tiles = TileOf<Weight>;
+  static constexpr std::int64_t kPerStep = Weight::kPerStep;
+  static constexpr std::int64_t kBlockSteps = kWeightBlock / kStepBytes;
+  static std::int64_t panel_bytes(std::int64_t k) {
+    return (k + kPerStep - 1) / kPerStep * kStepBytes;
+  }
+  /// Points the tile at its steps, and prefetching at what follows them.
+  SPECRT_INLINE void block(Tile& t, const char* panel, std::int64_t panel_size, std::int64_t panels,
+                           std::int64_t step, std::int64_t steps, std::int64_t) {
+    t.w = panel + step * kStepBytes;
+    t.w_stride = panel_size;
+    t.next = step + t.steps < steps ? t.w + t.steps * kStepBytes : panel + panels * panel_size;
+  }
+};
+
+/// Weights that are expanded to pairs of bf16 a block at a time.
+template <typename Quantised>
+struct Expanded {
+  using Tiles = TileOf<PairWeight>;
+  static constexpr std::int64_t kPerStep = 2;
+  static constexpr std::int64_t kBlockSteps = kExpandBlock / kStepBytes;
+  static std::int64_t panel_bytes(std::int64_t k) {
+    return kQuantHeader + (k + kExpandedStep - 1) / kExpandedStep * Quantised::kStepBytes;
+  }
+  SPECRT_INLINE void block(Tile& t, const char* panel, std::int64_t panel_size, std::int64_t panels,
+                           std::int64_t step, std::int64_t, std::int64_t k) {
+    const std::int64_t first = step * 2 / kExpandedStep;
+    const std::int64_t all = (k + kExpandedStep - 1) / kExpandedStep;
+    const std::int64_t wanted = first + (t.steps * 2 + kExpandedStep - 1) / kExpandedStep;
+    for (std::int64_t p = 0; p < panels; ++p, panel += panel_size) {
+      auto* to = reinterpret_cast<std::uint16_t*>(expanded + p * kExpandBlock);
+      const char* from = panel + kQuantHeader + first * Quantised::kStepBytes;
+      for (std::int64_t i = first; i < wanted && i < all; ++i) {
+        for (std::int64_t line = 0; line < Quantised::kStepBytes; line += 64) {
+          __builtin_prefetch(from + kExpandAhead + line);
+        }
+        Quantised::expand(panel, from, to);
+        from += Quantised::kStepBytes;
+        to += kExpandedBytes / 2;
       }
     }
+    t.w = expanded;
+    t.w_stride = kExpandBlock;
+    t.next = expanded;  // near already; asking for it costs little
   }
-}
+  alignas(64) char expanded[2 * kExpandBlock];
+};
 
 /// Blocks of weights outside, tiles of rows inside; each tile asks for its share of the block that
 /// follows.
-template <typename Weight>
+template <typename Source>
 SPECRT_INLINE void gemm_rows(const GemmArgs& args, std::int64_t row, std::int64_t rows,
-                             std::int64_t panel_begin, std::int64_t panel_end) {
-  constexpr std::int64_t block_steps = kWeightBlock / kStepBytes;
-  const std::int64_t steps = (args.k + Weight::kPerStep - 1) / Weight::kPerStep;
-  const bool half = args.k % Weight::kPerStep != 0;
+                             std::int64_t begin, std::int64_t end) {
+  const std::int64_t steps = (args.k + Source::kPerStep - 1) / Source::kPerStep;
+  const bool half = args.k % Source::kPerStep != 0;
   const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  const std::int64_t panel_size = Source::panel_bytes(args.k);
+  const std::int64_t unit = args.gate == Gate::none ? 1 : 2;  // panels that finish together
+  const std::int64_t last = end * unit;
   const char* weight = static_cast<const char*>(args.weight);
-  alignas(64) float sums[kRowsHeld * kPanel];
+  alignas(64) float sums[2 * kRowsHeld * kPanel];
+  Source source;
   Tile t = {};
   t.x_stride = args.x_stride * 4;
-  t.w_stride = steps * kStepBytes;
   t.sums_rows = rows;
   t.next_step = kStepBytes / kStreams / tiles;
-  for (std::int64_t panel = panel_begin; panel < panel_end;) {
+  for (std::int64_t panel = begin * unit; panel < last;) {
     std::int64_t side = tiles == 1 ? tile_panels(static_cast<int>(rows)) : 1;
-    if (panel + side > panel_end) side = 1;
-    const auto& tile_of = side == 1 ? TileOf<Weight>::kOne : TileOf<Weight>::kMany;
-    for (std::int64_t step = 0; step < steps; step += block_steps) {
-      t.w = weight + panel * t.w_stride + step * kStepBytes;
-      t.steps = steps - step < block_steps ? steps - step : block_steps;
-      t.half = half && step + t.steps == steps;
-      t.first = step == 0;
-      t.apart = t.steps * kStepBytes / kStreams;
-      t.next = step + t.steps < steps ? t.w + t.steps * kStepBytes
-                                      : weight + (panel + side) * t.w_stride;
-      for (std::int64_t i = 0, r = 0; i < tiles; ++i) {
-        const std::int64_t end = rows * (i + 1) / tiles;
-        t.x = reinterpret_cast<const char*>(args.x + (row + r) * args.x_stride +
-                                            step * Weight::kPerStep);
-        t.sums = sums + r * kPanel;
-        tile_of[end - r](t);
-        t.next += t.steps * t.next_step;
-        r = end;
+    if (panel + side > last) side = 1;
+    const std::int64_t together = side > unit ? side : unit;
+    const auto& tile_of = side == 1 ? Source::Tiles::kOne : Source::Tiles::kMany;
+    for (std::int64_t p = 0; p < together; p += side) {
+      const char* at = weight + (panel + p) * panel_size;
+      for (std::int64_t step = 0; step < steps; step += Source::kBlockSteps) {
+        t.steps = steps - step < Source::kBlockSteps ? steps - step : Source::kBlockSteps;
+        t.half = half && step + t.steps == steps;
+        t.first = step == 0;
+        t.apart = t.steps * kStepBytes / kStreams;
+        source.block(t, at, panel_size, side, step, steps, args.k);
+        for (std::int64_t i = 0, r = 0; i < tiles; ++i) {
+          const std::int64_t end_row = rows * (i + 1) / tiles;
+          t.x = reinterpret_cast<const char*>(args.x + (row + r) * args.x_stride +
+                                              step * Source::kPerStep);
+          t.sums = sums + (p * rows + r) * kPanel;
+          tile_of[end_row - r](t);
+          t.next += t.steps * t.next_step;
+          r = end_row;
+        }
       }
     }
-    for (std::int64_t p = 0; p < side; ++p) {
-      write_panel(args, row, rows, panel + p, sums + p * rows * kPanel);
+    if (unit == 2) {
+      write_gated(args, row, rows, panel / 2, sums, sums + rows * kPanel);
+    } else {
+      for (std::int64_t p = 0; p < together; ++p) {
+        write_panel(args, row, rows, panel + p, sums + p * rows * kPanel);
+      }
     }
-    panel += side;
+    panel += together;
   }
 }
 
-template <typename Weight>
+template <typename Source>
 void gemm(const GemmArgs& args, std::int64_t panel_begin, std::int64_t panel_end) {
   for (std::int64_t row = 0; row < args.rows; row += kRowsHeld) {
     const std::int64_t rows = args.rows - row < kRowsHeld ? args.rows - row : kRowsHeld;
-    gemm_rows<Weight>(args, row, rows, panel_begin, panel_end);
+    gemm_rows<Source>(args, row, rows, panel_begin, panel_end);
   }
 }
 

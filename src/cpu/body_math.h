@@ -1,31 +1,12 @@
 #pragma once
 
-// Elementwise kernels, the norm, and the exponential that everything shares. Include after a
-// vec_*.h.
+// Elementwise kernels and the norm. Include after a vec_*.h.
 
+#include "cpu/body_functions.h"
 #include "cpu/kernels.h"
 
 namespace specrt::cpu {
 namespace {
-
-/// e^x to about 1 ulp; exactly 0 below the smallest normal, +inf above the largest float.
-SPECRT_INLINE F exponential(F x) {
-  const F lowest = set1(-87.33654f);
-  const F magic = set1(0x1.8p23f);  // adding it rounds to a whole number
-  const F clamped = min(set1(89.0f), max(lowest, x));
-  const F n = sub(fma(clamped, set1(1.44269504f), magic), magic);
-  // ln 2 in two parts, the first short enough for n times it to be exact.
-  F r = fnma(n, set1(0.693359375f), clamped);
-  r = fnma(n, set1(-2.12194440e-4f), r);
-  F y = set1(1.9875691500e-4f);
-  y = fma(y, r, set1(1.3981999507e-3f));
-  y = fma(y, r, set1(8.3334519073e-3f));
-  y = fma(y, r, set1(4.1665795894e-2f));
-  y = fma(y, r, set1(1.6666665459e-1f));
-  y = fma(y, r, set1(5.0000001201e-1f));
-  y = add(fma(y, mul(r, r), r), set1(1.0f));
-  return zero_below(x, lowest, scale_by_power(y, n));
-}
 
 /// Calls body(i, lanes) over [0, n) in steps of a vector, lanes == kWidth but for the tail.
 template <typename Body>
@@ -83,35 +64,6 @@ void rope(float* x, std::int64_t heads, std::int64_t head_dim, const float* cos,
       store_lanes(x + half + i, fma(a, s, mul(b, c)), lanes);
     });
   }
-}
-
-void silu_mul(const float* gate, const float* up, std::int64_t n, bool round, float* out) {
-  for_vectors(n, [&](std::int64_t i, std::int64_t lanes) __attribute__((always_inline)) {
-    const F g = load_lanes(gate + i, lanes);
-    const F one = set1(1.0f);
-    F value = mul(div(g, add(one, exponential(sub(zero(), g)))), load_lanes(up + i, lanes));
-    if (round) value = round_bf16(value);
-    store_lanes(out + i, value, lanes);
-  });
-}
-
-/// tanh(x) = 1 - 2 / (exp(2x) + 1): exact at the ends, within a rounding of 1 near zero.
-SPECRT_INLINE F hyperbolic_tangent(F x) {
-  const F one = set1(1.0f);
-  return sub(one, div(set1(2.0f), add(exponential(add(x, x)), one)));
-}
-
-void gelu_mul(const float* gate, const float* up, std::int64_t n, bool round, float* out) {
-  for_vectors(n, [&](std::int64_t i, std::int64_t lanes) __attribute__((always_inline)) {
-    const F g = load_lanes(gate + i, lanes);
-    // x * (1 + tanh(u)) / 2 = x / (1 + exp(-2u)) with u = sqrt(2 / pi) * (x + 0.044715 x^3).
-    const F cubic = mul(mul(mul(g, g), g), set1(0.044715f));
-    const F minus_two_u = mul(add(g, cubic), set1(-1.5957691216057308f));
-    F value = div(g, add(set1(1.0f), exponential(minus_two_u)));
-    value = mul(value, load_lanes(up + i, lanes));
-    if (round) value = round_bf16(value);
-    store_lanes(out + i, value, lanes);
-  });
 }
 
 void softcap(float* x, std::int64_t n, float cap) {

@@ -66,11 +66,11 @@ Features detect() {
   const bool f = bit(b, 16), dq = bit(b, 17), bw = bit(b, 30), vl = bit(b, 31);
   // Mask registers and both parts of zmm, beside the above.
   features.avx512 = features.avx2 && f && dq && bw && vl && (state & 0xE6u) == 0xE6u;
-  const bool amx_bf16 = bit(d, 22), amx_tile = bit(d, 24);
+  const bool amx_bf16 = bit(d, 22), amx_tile = bit(d, 24), amx_int8 = bit(d, 25);
   bool avx512_bf16 = false;
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) avx512_bf16 = bit(a, 5);
   // Tile configuration and data, and the kernel's leave to use them.
-  features.amx = features.avx512 && amx_bf16 && amx_tile && avx512_bf16 &&
+  features.amx = features.avx512 && amx_bf16 && amx_tile && amx_int8 && avx512_bf16 &&
                  (state & 0x60000u) == 0x60000u && may_use_tiles();
   return features;
 }

@@ -25,7 +25,21 @@ inline constexpr std::int64_t kVocabChunk = 4096;
 //   f32   [panels][K][32]         element (n, k) at ((n/32 * K + k) * 32 + n%32)
 //   bf16  [panels][ceil(K/2)][32][2]  pairs of k beside each other, as AMX and vdpbf16ps read
 //         them: element (n, k) at (((n/32 * ceil(K/2) + k/2) * 32 + n%32) * 2 + k%2)
-// N is padded to whole panels and odd K to even with zeros.
+//   int8  [panels] of 32 scales (fp32), then [steps of 32 k][16 pairs][32][2] of q
+//   int4  [panels] of 32 kinds (fp32), then for each step (a group) 32 scales and 32 minima (fp16)
+//         and 8 lines of 64 bytes: line 2g + b holds outputs 8g to 8g + 7, pairs of k 8b to 8b + 7;
+//         its 32-bit word 2i + j holds output 8g + i, odd or even k as j is, a nibble a pair, low
+//         ones first. Where an output's kind is 1, its minima count scales (a zero point): exactly
+//         what GPTQ and AWQ mean; where it is 0, they are what they are.
+//   w8a8  [panels] of 32 scales, then [steps of 64 k][16 quads][32][4] of q
+// N is padded to whole panels and K to whole pairs or steps, with zeros.
+
+/// What a product of interleaved panels (gate, up, gate, up ...) makes of each pair of them.
+enum class Gate : std::uint8_t {
+  none,       ///< panels are not interleaved
+  silu,       ///< silu(gate) * up
+  gelu_tanh,  ///< gelu(gate) * up, gelu's tanh form
+};
 
 struct GemmArgs {
   const float* x = nullptr;  ///< [rows, x_stride]; values already bf16 where the weight is
@@ -37,9 +51,14 @@ struct GemmArgs {
   const float* bias = nullptr;  ///< [n] or null
   float* y = nullptr;           ///< [rows, y_stride]
   std::int64_t y_stride = 0;
-  /// What Kernels::prepare_bf16 made of x, where the level has one; gemm_bf16 then reads only this.
+  /// What Kernels::prepare_bf16 or prepare_w8a8 made of x; where there is such a function, the
+  /// product reads only this.
   const void* prepared = nullptr;
   bool accumulate = false;  ///< y += x W^T (the residual stream) instead of y = x W^T
+  /// Not none: the work is counted in pairs of panels, n and y in outputs of the gate, bias as the
+  /// panels lie; y is set, rounded to bf16 where asked.
+  Gate gate = Gate::none;
+  bool round = false;
 };
 
 /// One query token. Positions [0, table_positions) are found through the block table, the
@@ -96,17 +115,23 @@ struct Share {
   std::int64_t count = 0;
 };
 
+using Gemm = void (*)(const GemmArgs& args, std::int64_t panel_begin, std::int64_t panel_end);
+
 struct Kernels {
   const char* name;
 
-  /// Null, or: turns rows [row_begin, row_end) of x into the form that gemm_bf16 reads. Row numbers
-  /// go up to rows rounded up to 16 (the ones beyond become zeros). out has prepared_bytes().
+  /// Null, or: turns rows [row_begin, row_end) of x into the form that gemm_bf16, _int8 and _int4
+  /// read. Row numbers go up to rows rounded up to 16 (the ones beyond become zeros). out has
+  /// prepared_bytes().
   void (*prepare_bf16)(const float* x, std::int64_t rows, std::int64_t x_stride, std::int64_t k,
                        std::int64_t row_begin, std::int64_t row_end, void* out);
+  /// The same for gemm_w8a8, on every level: q = round(x * 127 / max |x|) and the scale
+  /// max |x| / 127 of each row (NaN where x has no finite maximum).
+  void (*prepare_w8a8)(const float* x, std::int64_t rows, std::int64_t x_stride, std::int64_t k,
+                       std::int64_t row_begin, std::int64_t row_end, void* out);
 
-  /// y (+)= x W^T + bias for outputs of panels [panel_begin, panel_end).
-  void (*gemm_f32)(const GemmArgs& args, std::int64_t panel_begin, std::int64_t panel_end);
-  void (*gemm_bf16)(const GemmArgs& args, std::int64_t panel_begin, std::int64_t panel_end);
+  /// y (+)= x W^T + bias for outputs of panels [panel_begin, panel_end), by Precision.
+  Gemm gemm[5];
 
   /// out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight, rounded to bf16 where asked.
   void (*rms_norm)(const float* x, std::int64_t x_stride, const float* weight, float eps,
@@ -117,12 +142,6 @@ struct Kernels {
   /// cos and sin [head_dim / 2] of the row's position.
   void (*rope)(float* x, std::int64_t heads, std::int64_t head_dim, const float* cos,
                const float* sin);
-
-  /// out[i] = silu(gate[i]) * up[i], rounded to bf16 where asked.
-  void (*silu_mul)(const float* gate, const float* up, std::int64_t n, bool round, float* out);
-
-  /// out[i] = gelu(gate[i]) * up[i] with gelu's tanh form, rounded to bf16 where asked.
-  void (*gelu_mul)(const float* gate, const float* up, std::int64_t n, bool round, float* out);
 
   /// x[i] = cap * tanh(x[i] / cap).
   void (*softcap)(float* x, std::int64_t n, float cap);
@@ -165,8 +184,14 @@ struct Kernels {
   Race (*race)(const float* weights, const std::int32_t* ids, std::int64_t n, const NoiseKey& key);
 };
 
+// What prepare_* make of x. bf16: [tiles of 16 rows][steps of 32 k][16][32]. w8a8: the same bytes
+// with steps of 64 k of int8, and after all tiles the rows' scales.
+inline std::int64_t prepared_rows(std::int64_t rows) { return (rows + 15) / 16 * 16; }
 inline std::int64_t prepared_bytes(std::int64_t rows, std::int64_t k) {
-  return (rows + 15) / 16 * 16 * ((k + 31) / 32 * 32) * 2;
+  return prepared_rows(rows) * ((k + 31) / 32 * 32 * 2 + 4);
+}
+inline std::int64_t prepared_scales(std::int64_t rows, std::int64_t k) {
+  return prepared_rows(rows) * ((k + 63) / 64 * 64);
 }
 
 const Kernels& scalar_kernels();

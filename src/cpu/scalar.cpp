@@ -2,6 +2,7 @@
 // After the vectors:
 #include "cpu/body_gemm.h"
 #include "cpu/body_math.h"
+#include "cpu/body_w8a8.h"
 // After the exponential:
 #include "cpu/body_attention.h"
 #include "cpu/body_race.h"

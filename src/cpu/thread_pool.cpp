@@ -12,6 +12,9 @@
 #include "specrt/cpu.h"
 #include "specrt/error.h"
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
@@ -75,12 +78,29 @@ struct ThreadPool::State {
   explicit State(int team) : size(team), spin(team <= default_thread_count()), caller(spin) {}
 
   /// Runs thread `index`'s share of the current region.
-  void share(int index) const {
+  void share(int index) {
+    if (grain > 0) {
+      take_parts(index);
+      return;
+    }
     const std::int64_t even = count / size;
     const std::int64_t more = count % size;
     const std::int64_t begin = index * even + std::min<std::int64_t>(index, more);
     const std::int64_t end = begin + even + (index < more ? 1 : 0);
-    if (begin < end) function(context, begin, end);
+    if (begin < end) function(context, index, begin, end);
+  }
+
+  /// Takes parts while there are any: of what is left, half an even share, so that many are not
+  /// needed and the last ones are short.
+  void take_parts(int index) {
+    std::int64_t begin = taken.load(std::memory_order_relaxed);
+    while (begin < count) {
+      const std::int64_t part = std::max(grain, (count - begin) / (2 * size));
+      const std::int64_t end = std::min(count, begin + part);
+      if (!taken.compare_exchange_weak(begin, end, std::memory_order_relaxed)) continue;
+      function(context, index, begin, end);
+      begin = taken.load(std::memory_order_relaxed);
+    }
   }
 
   void work(int index) {
@@ -117,13 +137,40 @@ struct ThreadPool::State {
   Function function = nullptr;
   const void* context = nullptr;
   std::int64_t count = 0;
+  std::int64_t grain = 0;
   bool stop = false;
+  std::atomic<bool> unpinned = false;
 
   alignas(64) std::atomic<int> region = 0;
   alignas(64) std::atomic<int> working = 0;
+  alignas(64) std::atomic<std::int64_t> taken = 0;
 };
 
-ThreadPool::ThreadPool(int threads) {
+namespace {
+
+/// Ties the calling thread to the index-th processor that it may use, round and round.
+bool pin_to(int index) {
+#if defined(__linux__)
+  // As many as sched_setaffinity takes; beyond them nothing is pinned.
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return false;
+  int left = index % CPU_COUNT(&allowed);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed) || left-- > 0) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    return sched_setaffinity(0, sizeof one, &one) == 0;
+  }
+#else
+  (void)index;
+#endif
+  return false;
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads, bool pin) {
   if (threads < 1) {
     throw InvalidArgument(expected_got("threads", "at least one thread", std::to_string(threads)));
   }
@@ -132,7 +179,10 @@ ThreadPool::ThreadPool(int threads) {
   try {
     state->threads.reserve(static_cast<std::size_t>(threads - 1));
     for (int i = 1; i < threads; ++i) {
-      state->threads.emplace_back([state, i] { state->work(i); });
+      state->threads.emplace_back([state, i, pin] {
+        if (pin && !pin_to(i)) state->unpinned = true;
+        state->work(i);
+      });
     }
   } catch (const std::system_error&) {
     const auto started = std::to_string(state->threads.size() + 1);
@@ -140,23 +190,35 @@ ThreadPool::ThreadPool(int threads) {
     throw CapacityError(expected_got("threads", std::to_string(threads) + " threads",
                                      started + " that the system would start"));
   }
+  if (pin) {
+    // Every thread has tried once it has done its share of anything.
+    parallel(threads, [](std::int64_t, std::int64_t) {});
+    if (state->unpinned) {
+      state->join();
+      throw UnsupportedError(
+          expected_got("pin_threads", "a system that ties threads to processors", "another"));
+    }
+  }
 }
 
 ThreadPool::~ThreadPool() { state_->join(); }
 
 int ThreadPool::size() const { return state_->size; }
 
-void ThreadPool::run(std::int64_t count, Function function, const void* context) {
+void ThreadPool::run(std::int64_t count, std::int64_t grain, Function function,
+                     const void* context) {
   if (count <= 0) return;
   const FpMode mode;
   State& state = *state_;
-  if (state.size == 1 || count == 1) {
-    function(context, 0, count);
+  if (state.size == 1 || count <= std::max<std::int64_t>(grain, 1)) {
+    function(context, 0, 0, count);
     return;
   }
   state.function = function;
   state.context = context;
   state.count = count;
+  state.grain = grain;
+  state.taken.store(0, std::memory_order_relaxed);
   state.working.store(state.size - 1, std::memory_order_relaxed);
   state.next_region();
   state.share(0);

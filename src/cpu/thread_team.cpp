@@ -6,12 +6,12 @@
 
 namespace specrt {
 
-ThreadTeam::ThreadTeam(int threads) {
+ThreadTeam::ThreadTeam(int threads, bool pin) {
   if (threads < 0 || threads > 1024) {
     throw InvalidArgument(
         expected_got("threads", "a number from 1 to 1024, or 0 for all", std::to_string(threads)));
   }
-  impl_ = std::make_unique<Impl>(threads == 0 ? default_thread_count() : threads);
+  impl_ = std::make_unique<Impl>(threads == 0 ? default_thread_count() : threads, pin);
 }
 
 ThreadTeam::~ThreadTeam() = default;

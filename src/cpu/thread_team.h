@@ -6,7 +6,7 @@
 namespace specrt {
 
 struct ThreadTeam::Impl {
-  explicit Impl(int threads) : pool(threads) {}
+  Impl(int threads, bool pin) : pool(threads, pin) {}
   cpu::ThreadPool pool;
 };
 

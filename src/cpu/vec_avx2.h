@@ -109,6 +109,51 @@ SPECRT_INLINE void store_bf16_part(std::uint16_t* p, F x, std::int64_t n) {
   __builtin_memcpy(p, lanes, static_cast<std::size_t>(n) * 2);
 }
 
+SPECRT_INLINE F load_twice(const float* p) {
+  const __m128 x = _mm_loadu_ps(p);
+  return _mm256_set_m128(_mm_unpackhi_ps(x, x), _mm_unpacklo_ps(x, x));
+}
+SPECRT_INLINE F load_int8(const std::int8_t* p) {
+  return _mm256_cvtepi32_ps(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+SPECRT_INLINE F load_half(const std::uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+SPECRT_INLINE F nibble(I x, int from) {
+  return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(x, from), _mm256_set1_epi32(15)));
+}
+
+SPECRT_INLINE void store_int8(std::int8_t* p, F x) {
+  const I whole = _mm256_cvtps_epi32(x);
+  const __m128i words =
+      _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
+
+struct Dot {
+  I low, high;
+};
+constexpr int kDotRows = 1;
+SPECRT_INLINE Dot no_dot() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+SPECRT_INLINE Dot dot_weights(const std::int8_t* p) {
+  return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)))};
+}
+SPECRT_INLINE I dot_row(const char* p) {
+  int four;
+  __builtin_memcpy(&four, p, sizeof four);
+  return _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(four)));
+}
+SPECRT_INLINE Dot dot_add(Dot sums, Dot weights, I row) {
+  return {_mm256_add_epi32(sums.low, _mm256_madd_epi16(weights.low, row)),
+          _mm256_add_epi32(sums.high, _mm256_madd_epi16(weights.high, row))};
+}
+SPECRT_INLINE F dot_sum(Dot sums) {
+  const I pairs = _mm256_hadd_epi32(sums.low, sums.high);
+  return _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(pairs, 0xD8));
+}
+
 SPECRT_INLINE I load_pairs(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
 }

@@ -108,6 +108,60 @@ SPECRT_INLINE void store_bf16_part(std::uint16_t* p, F x, std::int64_t n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n), _mm512_cvtepi32_epi16(bf16_bits(x)));
 }
 
+/// kWidth / 2 floats, each in two lanes beside each other.
+SPECRT_INLINE F load_twice(const float* p) {
+  const I twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+  return _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(p)));
+}
+SPECRT_INLINE F load_int8(const std::int8_t* p) {
+  return _mm512_cvtepi32_ps(
+      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+/// fp16 to float.
+SPECRT_INLINE F load_half(const std::uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+/// Bits [from, from + 4) of each lane as a float.
+SPECRT_INLINE F nibble(I x, int from) {
+  // The permutation looks at no other bits of a lane.
+  const F values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return _mm512_permutexvar_ps(_mm512_srli_epi32(x, static_cast<unsigned>(from)), values);
+}
+
+/// To the nearest whole numbers, ties to even; |x| <= 127.
+SPECRT_INLINE void store_int8(std::int8_t* p, F x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+
+/// Sums of products of int8 in fours, for kWidth outputs; how they lie is the level's own affair.
+struct Dot {
+  I low, high;
+};
+constexpr int kDotRows = 4;
+SPECRT_INLINE Dot no_dot() { return {_mm512_setzero_si512(), _mm512_setzero_si512()}; }
+/// kWidth outputs' weights of four k.
+SPECRT_INLINE Dot dot_weights(const std::int8_t* p) {
+  return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))),
+          _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32)))};
+}
+/// A row's four values.
+SPECRT_INLINE I dot_row(const char* p) {
+  int four;
+  __builtin_memcpy(&four, p, sizeof four);
+  return _mm512_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(four)));
+}
+SPECRT_INLINE Dot dot_add(Dot sums, Dot weights, I row) {
+  return {_mm512_add_epi32(sums.low, _mm512_madd_epi16(weights.low, row)),
+          _mm512_add_epi32(sums.high, _mm512_madd_epi16(weights.high, row))};
+}
+/// In output order, as floats.
+SPECRT_INLINE F dot_sum(Dot sums) {
+  const I even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const I odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_permutex2var_epi32(sums.low, even, sums.high),
+                                             _mm512_permutex2var_epi32(sums.low, odd, sums.high)));
+}
+
 /// Pairs of bf16, one pair per lane, and their halves as floats.
 SPECRT_INLINE I load_pairs(const void* p) { return _mm512_loadu_si512(p); }
 SPECRT_INLINE F pair_first(I x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cpu/kernels.h"
+#include "cpu/pack.h"
 
 #define SPECRT_INLINE inline __attribute__((always_inline))
 
@@ -105,6 +106,51 @@ SPECRT_INLINE void store_bf16_part(std::uint16_t* p, F x, std::int64_t n) {
   for (int i = 0; i < n; ++i) p[i] = static_cast<std::uint16_t>(u[i]);
 }
 SPECRT_INLINE void store_bf16(std::uint16_t* p, F x) { store_bf16_part(p, x, kWidth); }
+
+SPECRT_INLINE F load_twice(const float* p) { return F{p[0], p[0], p[1], p[1]}; }
+SPECRT_INLINE F load_int8(const std::int8_t* p) {
+  return F{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]),
+           static_cast<float>(p[3])};
+}
+SPECRT_INLINE F load_half(const std::uint16_t* p) {
+  return F{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
+}
+SPECRT_INLINE F nibble(I x, int from) { return __builtin_convertvector((x >> from) & 15u, F); }
+
+SPECRT_INLINE void store_int8(std::int8_t* p, F x) {
+  const F magic = set1(0x1.8p23f);  // adding it rounds to a whole number
+  const F whole = (x + magic) - magic;
+  for (int i = 0; i < kWidth; ++i) p[i] = static_cast<std::int8_t>(whole[i]);
+}
+
+struct Dot {
+  int at[4][kWidth];  // [k][output]; a sum lies in at[0]
+};
+constexpr int kDotRows = 1;
+SPECRT_INLINE Dot no_dot() { return {}; }
+SPECRT_INLINE Dot dot_weights(const std::int8_t* p) {
+  Dot out;
+  for (int i = 0; i < 4 * kWidth; ++i) out.at[i % 4][i / 4] = p[i];
+  return out;
+}
+SPECRT_INLINE I dot_row(const char* p) {
+  I out;
+  for (int i = 0; i < 4; ++i) {
+    out[i] = static_cast<std::uint32_t>(static_cast<std::int8_t>(p[i]));
+  }
+  return out;
+}
+SPECRT_INLINE Dot dot_add(Dot sums, const Dot& weights, I row) {
+  for (int i = 0; i < 4 * kWidth; ++i) {
+    sums.at[0][i / 4] += weights.at[i % 4][i / 4] * static_cast<int>(row[i % 4]);
+  }
+  return sums;
+}
+SPECRT_INLINE F dot_sum(const Dot& sums) {
+  F out;
+  for (int i = 0; i < kWidth; ++i) out[i] = static_cast<float>(sums.at[0][i]);
+  return out;
+}
 
 SPECRT_INLINE I load_pairs(const void* p) {
   I u;

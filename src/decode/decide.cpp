@@ -140,13 +140,26 @@ void Decoder::Impl::add_prompt_logprobs(Sequence& s, std::span<const std::int64_
   }
 }
 
-// Walks every tree with logits held for kLogitRows rows at a time. A child's row lies behind its
-// parent's, so one pass over the rows in order serves every walk, and rows behind the last one
-// that any walk still waits for are never computed.
-void Decoder::Impl::walk_all() {
+// A greedy request that nothing else asks of needs no logits, only the best of them.
+void Decoder::Impl::choose_best(Sequence& s, const cpu::ArgMax& best, std::int64_t row) {
+  if (!best.finite) {
+    choose(s, runner.logits(std::span(&row, 1)));  // which says what is wrong
+    return;
+  }
+  const auto token = static_cast<TokenId>(best.index);
+  take(s, token, s.draft.child(s.walk.node(), token));
+}
+
+// Walks trees with what is known of kLogitRows rows at a time: logits, or the best of them. A
+// child's row lies behind its parent's, so one pass over the rows in order serves every walk, and
+// rows behind the last one that any walk still waits for are never computed.
+void Decoder::Impl::walk(bool best_only) {
   logit_rows.clear();
+  const auto concerned = [&](const Sequence& s) {
+    return s.in_pass && s.finish == Finish::none && s.wants_best_only() == best_only;
+  };
   for (const auto& s : live) {
-    if (!s->in_pass || s->finish != Finish::none) continue;
+    if (!concerned(*s)) continue;
     if (s->wants_prompt_logprobs()) {
       for (std::int64_t row = s->root_row - s->planned + 1; row < s->root_row; ++row) {
         logit_rows.push_back(row);
@@ -168,28 +181,42 @@ void Decoder::Impl::walk_all() {
     const std::size_t last =
         std::min(logit_rows.size(), first + static_cast<std::size_t>(Runner::kLogitRows));
     const auto slice = std::span(logit_rows).subspan(first, last - first);
+    first = last;
     const auto waits_here = [&](const Sequence& s) {
-      return s.wants_choice && s.walk.running() && row_of(s) >= slice.front() &&
+      return concerned(s) && s.wants_choice && s.walk.running() && row_of(s) >= slice.front() &&
              row_of(s) <= slice.back();
     };
     const auto tells_prompt = [&](const Sequence& s) {
-      return s.in_pass && s.finish == Finish::none && s.wants_prompt_logprobs();
+      return concerned(s) && s.wants_prompt_logprobs();
     };
-    if (std::any_of(live.begin(), live.end(),
-                    [&](const auto& s) { return waits_here(*s) || tells_prompt(*s); })) {
-      const std::span<const float> logits = runner.logits(slice);
-      for (const auto& s : live) {
-        if (tells_prompt(*s)) add_prompt_logprobs(*s, slice, logits);
-      }
-      for (const auto& s : live) {
-        while (waits_here(*s)) {
-          const auto at = std::lower_bound(slice.begin(), slice.end(), row_of(*s)) - slice.begin();
-          choose(*s, logits.subspan(static_cast<std::size_t>(at) * vocab, vocab));
-        }
-      }
+    if (std::none_of(live.begin(), live.end(),
+                     [&](const auto& s) { return waits_here(*s) || tells_prompt(*s); })) {
+      continue;
     }
-    first = last;
+    const auto place_of = [&](const Sequence& s) {
+      const auto at = std::lower_bound(slice.begin(), slice.end(), row_of(s)) - slice.begin();
+      return static_cast<std::size_t>(at);
+    };
+    if (best_only) {
+      const std::span<const cpu::ArgMax> best = runner.best(slice);
+      for (const auto& s : live) {
+        while (waits_here(*s)) choose_best(*s, best[place_of(*s)], row_of(*s));
+      }
+      continue;
+    }
+    const std::span<const float> logits = runner.logits(slice);
+    for (const auto& s : live) {
+      if (tells_prompt(*s)) add_prompt_logprobs(*s, slice, logits);
+    }
+    for (const auto& s : live) {
+      while (waits_here(*s)) choose(*s, logits.subspan(place_of(*s) * vocab, vocab));
+    }
   }
+}
+
+void Decoder::Impl::walk_all() {
+  walk(true);
+  walk(false);
 }
 
 }  // namespace specrt

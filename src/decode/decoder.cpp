@@ -26,28 +26,30 @@ RunnerOptions runner_options(const DecoderOptions& options, bool with_team) {
   out.prefix_reuse = options.enable_prefix_caching;
   out.cpu_isa = options.cpu_isa;
   if (with_team) {
-    out.team =
-        options.team != nullptr ? options.team : std::make_shared<ThreadTeam>(options.threads);
+    out.team = options.team != nullptr
+                   ? options.team
+                   : std::make_shared<ThreadTeam>(options.threads, options.pin_threads);
   }
   return out;
 }
 
-MemoryUse memory_of(const ModelConfig& config, DType dtype, const DecoderOptions& options) {
+MemoryUse memory_of(const ModelConfig& config, Precision precision, const DecoderOptions& options) {
   require_cache(options);
   const RunnerOptions runner = runner_options(options, false);
   MemoryUse use;
-  use.weights = weight_bytes(config, dtype);
-  use.kv_cache = Runner::kv_layout(config, dtype, runner).bytes();
+  use.weights = weight_bytes(config, precision);
+  use.kv_cache = Runner::kv_layout(config, activation_dtype(precision), runner).bytes();
   use.workspace = Runner::workspace_bytes(config, runner) + Chooser::bytes_for(config.vocab_size);
   return use;
 }
 
-std::int64_t kv_cache_bytes_for(const ModelConfig& config, DType dtype,
+std::int64_t kv_cache_bytes_for(const ModelConfig& config, Precision precision,
                                 const DecoderOptions& options, std::int64_t sequences,
                                 std::int64_t tokens) {
   DecoderOptions unsized = options;
   unsized.kv_cache_bytes = 0;
-  KvLayout layout = Runner::kv_layout(config, dtype, runner_options(unsized, false));
+  KvLayout layout =
+      Runner::kv_layout(config, activation_dtype(precision), runner_options(unsized, false));
   const std::int64_t blocks = (tokens + options.block_size - 1) / options.block_size;
   layout.set_blocks(blocks * sequences, options.max_batch_size);
   return layout.bytes();

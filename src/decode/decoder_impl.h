@@ -91,6 +91,8 @@ struct Decoder::Impl {
                     std::vector<TokenLogprobs>& out);
   void add_prompt_logprobs(Sequence& sequence, std::span<const std::int64_t> rows,
                            std::span<const float> logits);
+  void choose_best(Sequence& sequence, const cpu::ArgMax& best, std::int64_t row);
+  void walk(bool best_only);
   void walk_all();
   void settle(Sequence& sequence, double seconds, double sample_seconds);
   void retire();

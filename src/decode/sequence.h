@@ -47,6 +47,10 @@ struct Sequence {
   bool verifies_block() const {
     return params.verification == Verification::block && !params.greedy() && !draft.empty();
   }
+  /// Whether a choice looks at nothing but the largest of the raw logits.
+  bool wants_best_only() const {
+    return params.greedy() && params.logprobs < 0 && !wants_prompt_logprobs() && state.neutral();
+  }
   bool wants_prompt_logprobs() const { return params.prompt_logprobs >= 0 && prefilling(); }
 };
 

@@ -1,6 +1,9 @@
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 
+#include "cpu/kernels.h"
 #include "cpu/pack.h"
 #include "model/weights.h"
 #include "specrt/error.h"
@@ -105,7 +108,8 @@ constexpr std::int64_t kAlign = 64;
 
 class LayoutMaker {
  public:
-  LayoutMaker(const ModelConfig& config, DType dtype) : config_(config), dtype_(dtype) {}
+  LayoutMaker(const ModelConfig& config, Precision precision)
+      : config_(config), precision_(precision) {}
 
   WeightLayout make() {
     const std::int64_t hidden = config_.hidden_size;
@@ -113,11 +117,11 @@ class LayoutMaker {
     const std::int64_t kv = config_.num_kv_heads * config_.head_dim;
     const std::int64_t ffn = config_.intermediate_size;
     if (config_.tied_embeddings) {
-      packed("lm_head", config_.vocab_size, hidden);
-      part("embedding", "lm_head", 0, {config_.vocab_size, hidden});
+      packed("lm_head", config_.vocab_size, hidden, head_precision());
+      part("embedding", "lm_head", {}, {config_.vocab_size, hidden});
     } else {
       rows("embedding", config_.vocab_size, hidden);
-      part("embedding", "embedding", 0, {config_.vocab_size, hidden});
+      part("embedding", "embedding", {}, {config_.vocab_size, hidden});
     }
     for (std::int64_t i = 0; i < config_.num_layers; ++i) {
       const std::string layer = "layers." + std::to_string(i) + ".";
@@ -135,14 +139,14 @@ class LayoutMaker {
       }
       if (pre) whole_vector(layer + "mlp_norm", hidden);
       if (post) whole_vector(layer + "mlp_post_norm", hidden);
-      fused(layer + "mlp.gate_up", hidden, config_.mlp_bias,
-            {{layer + "mlp.gate", ffn}, {layer + "mlp.up", ffn}});
+      gated(layer + "mlp.gate_up", ffn, hidden, config_.mlp_bias,
+            {layer + "mlp.gate", layer + "mlp.up"});
       fused(layer + "mlp.down", ffn, config_.mlp_bias, {{layer + "mlp.down", hidden}});
     }
     whole_vector("norm", hidden);
     if (!config_.tied_embeddings) {
-      packed("lm_head", config_.vocab_size, hidden);
-      part("lm_head", "lm_head", 0, {config_.vocab_size, hidden});
+      packed("lm_head", config_.vocab_size, hidden, head_precision());
+      part("lm_head", "lm_head", {}, {config_.vocab_size, hidden});
     }
     return std::move(layout_);
   }
@@ -153,56 +157,82 @@ class LayoutMaker {
     layout_.bytes += (entry.bytes + kAlign - 1) / kAlign * kAlign;
     layout_.entries.emplace(name, entry);
   }
-  void packed(const std::string& name, std::int64_t n, std::int64_t k) {
-    add(name, {WeightEntry::Kind::packed, n, k, 0, cpu::packed_bytes(n, k, dtype_)});
+  // A mistake in the head costs more than one elsewhere, and embeddings are often read from it.
+  Precision head_precision() const {
+    const bool coarse = precision_ == Precision::int4 || precision_ == Precision::w8a8;
+    return coarse ? Precision::int8 : precision_;
+  }
+  void packed(const std::string& name, std::int64_t n, std::int64_t k, Precision precision) {
+    add(name, {WeightEntry::Kind::packed, n, k, precision, 0, cpu::packed_bytes(n, k, precision)});
   }
   void rows(const std::string& name, std::int64_t n, std::int64_t k) {
-    add(name,
-        {WeightEntry::Kind::rows, n, k, 0, n * k * static_cast<std::int64_t>(size_of(dtype_))});
+    const DType dtype = activation_dtype(precision_);
+    const Precision stored = dtype == DType::f32 ? Precision::f32 : Precision::bf16;
+    add(name, {WeightEntry::Kind::rows, n, k, stored, 0,
+               n * k * static_cast<std::int64_t>(size_of(dtype))});
   }
   void vector(const std::string& name, std::int64_t n) {
-    add(name, {WeightEntry::Kind::vector, n, 1, 0, n * 4});
+    add(name, {WeightEntry::Kind::vector, n, 1, Precision::f32, 0, n * 4});
   }
-  void part(const std::string& tensor, const std::string& entry, std::int64_t row,
+  void part(const std::string& tensor, const std::string& entry, cpu::PackedRows rows,
             std::vector<std::int64_t> shape) {
-    layout_.targets.emplace(tensor, TensorTarget{entry, row, std::move(shape)});
+    layout_.targets.emplace(tensor, TensorTarget{entry, rows, std::move(shape)});
   }
   void whole_vector(const std::string& name, std::int64_t n) {
     vector(name, n);
-    part(name, name, 0, {n});
+    part(name, name, {}, {n});
   }
   // Matrices that read the same input are one matrix: one pass over the activations.
   void fused(const std::string& entry, std::int64_t k, bool bias,
              const std::vector<std::pair<std::string, std::int64_t>>& parts) {
     std::int64_t n = 0;
     for (const auto& [name, outputs] : parts) {
-      part(name, entry, n, {outputs, k});
-      if (bias) part(name + ".bias", entry + ".bias", n, {outputs});
+      part(name, entry, {n}, {outputs, k});
+      if (bias) part(name + ".bias", entry + ".bias", {n}, {outputs});
       n += outputs;
     }
-    packed(entry, n, k);
+    packed(entry, n, k, precision_);
+    if (bias) vector(entry + ".bias", n);
+  }
+  // Two matrices whose panels take turns: who computes one of a pair computes the other.
+  void gated(const std::string& entry, std::int64_t outputs, std::int64_t k, bool bias,
+             const std::array<std::string, 2>& parts) {
+    for (std::int64_t i = 0; i < 2; ++i) {
+      const std::string& name = parts[static_cast<std::size_t>(i)];
+      part(name, entry, {0, 2, i}, {outputs, k});
+      if (bias) part(name + ".bias", entry + ".bias", {0, 2, i}, {outputs});
+    }
+    const std::int64_t n = (outputs + cpu::kPanel - 1) / cpu::kPanel * cpu::kPanel * 2;
+    packed(entry, n, k, precision_);
     if (bias) vector(entry + ".bias", n);
   }
 
   const ModelConfig& config_;
-  DType dtype_;
+  Precision precision_;
   WeightLayout layout_;
 };
 
 }  // namespace
 
-WeightLayout weight_layout(const ModelConfig& config, DType dtype) {
+WeightLayout weight_layout(const ModelConfig& config, Precision precision) {
   config.check();
-  return LayoutMaker(config, dtype).make();
+  const std::int64_t widest =
+      std::max({config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim});
+  // Sums of products of int8 have to fit 32 bits.
+  if (precision == Precision::w8a8 && widest > std::int64_t{1} << 17) {
+    throw UnsupportedError(
+        expected_got("w8a8", "layers of at most 131072 inputs", std::to_string(widest)));
+  }
+  return LayoutMaker(config, precision).make();
 }
 
-std::int64_t weight_bytes(const ModelConfig& config, DType dtype) {
-  return weight_layout(config, dtype).bytes;
+std::int64_t weight_bytes(const ModelConfig& config, Precision precision) {
+  return weight_layout(config, precision).bytes;
 }
 
 std::vector<TensorSpec> tensors_of(const ModelConfig& config) {
   std::vector<TensorSpec> specs;
-  for (const auto& [name, target] : weight_layout(config, DType::f32).targets) {
+  for (const auto& [name, target] : weight_layout(config, Precision::f32).targets) {
     specs.push_back({name, target.shape});
   }
   return specs;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "cpu/dispatch.h"
@@ -10,71 +11,91 @@
 
 namespace specrt {
 
+void Runner::prepare(Precision precision, const float* x, std::int64_t rows, std::int64_t width,
+                     std::int64_t begin, std::int64_t end) {
+  const auto body = precision == Precision::w8a8 ? kernels_->prepare_w8a8 : kernels_->prepare_bf16;
+  if (precision == Precision::f32 || body == nullptr) return;
+  body(x, rows, width, width, begin, end, prepared_);
+}
+
+void Runner::prepare(Precision precision, const float* x, std::int64_t rows, std::int64_t width) {
+  for_rows(cpu::prepared_rows(rows), width, [&](std::int64_t begin, std::int64_t end) {
+    prepare(precision, x, rows, width, begin, end);
+  });
+}
+
+namespace {
+
+// Panels that a thread takes at least: enough bytes to be worth taking, and whole pairs, which the
+// tile unit does at once.
+std::int64_t grain(const Matrix& matrix, cpu::Gate gate) {
+  constexpr std::int64_t kBytes = 64 * 1024;
+  const std::int64_t unit = gate == cpu::Gate::none ? 1 : 2;
+  const std::int64_t bytes = unit * cpu::packed_bytes(cpu::kPanel, matrix.k, matrix.precision);
+  return std::max<std::int64_t>(2, kBytes / bytes / 2 * 2);
+}
+
+}  // namespace
+
 void Runner::gemm(const Matrix& matrix, const float* bias, const float* x, std::int64_t rows,
-                  std::int64_t x_stride, float* y, std::int64_t y_stride, bool accumulate) {
+                  float* y, std::int64_t y_stride, Add add, cpu::Gate gate) {
   cpu::GemmArgs args;
   args.x = x;
   args.rows = rows;
-  args.x_stride = x_stride;
+  args.x_stride = matrix.k;
   args.weight = matrix.data;
   args.n = matrix.n;
   args.k = matrix.k;
   args.bias = bias;
   args.y = y;
   args.y_stride = y_stride;
-  args.accumulate = accumulate;
-  const bool bf16 = model_.dtype() == DType::bf16;
-  if (bf16 && kernels_->prepare_bf16 != nullptr) {
-    const auto prepare = [&](std::int64_t begin, std::int64_t end) {
-      kernels_->prepare_bf16(x, rows, x_stride, matrix.k, begin, end, prepared_);
-    };
-    const std::int64_t padded = (rows + 15) / 16 * 16;
-    // Waking the others costs more than a few rows do.
-    if (rows * matrix.k < 65536) {
-      prepare(0, padded);
-    } else {
-      pool_->parallel(padded, prepare);
-    }
-    args.prepared = prepared_;
-  }
-  const auto body = bf16 ? kernels_->gemm_bf16 : kernels_->gemm_f32;
-  pool_->parallel((matrix.n + cpu::kPanel - 1) / cpu::kPanel,
-                  [&](std::int64_t begin, std::int64_t end) { body(args, begin, end); });
+  args.prepared = prepared_;
+  args.accumulate = add == Add::yes;
+  args.gate = gate;
+  args.round = model_.precision() != Precision::f32;
+  const cpu::Gemm body = kernels_->gemm[static_cast<int>(matrix.precision)];
+  pool_->parallel_balanced(
+      (matrix.n + cpu::kPanel - 1) / cpu::kPanel, grain(matrix, gate),
+      [&](int, std::int64_t begin, std::int64_t end) { body(args, begin, end); });
 }
 
 void Runner::embed() {
   const ModelData& data = model_.data();
   const std::int64_t hidden = data.config.hidden_size;
   const auto scale = static_cast<float>(data.config.embedding_scale);
+  const DType dtype = activation_dtype(data.precision);
   pool_->parallel(rows_, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       const std::int64_t token = tokens_[static_cast<std::size_t>(row)];
       float* out = x_ + row * hidden;
       if (data.embedding == nullptr) {
-        cpu::unpack_row(data.head.data, data.dtype, hidden, token, out);
+        cpu::unpack_row(data.head.data, data.head.precision, hidden, token, out);
       } else {
         const auto* table = static_cast<const std::byte*>(data.embedding);
-        kernels_->load(table + token * hidden * static_cast<std::int64_t>(size_of(data.dtype)),
-                       hidden, data.dtype, out);
+        kernels_->load(table + token * hidden * static_cast<std::int64_t>(size_of(dtype)), hidden,
+                       dtype, out);
       }
       if (scale != 1.0f) kernels_->scale(out, hidden, scale);
     }
   });
 }
 
-void Runner::norm(const float* x, const float* weight, float* out, bool round) {
+void Runner::norm(const float* weight, Precision precision) {
   const std::int64_t hidden = model_.config().hidden_size;
   const auto eps = static_cast<float>(model_.config().norm_eps);
-  pool_->parallel(rows_, [&](std::int64_t begin, std::int64_t end) {
+  const bool round = precision != Precision::f32;
+  for_rows(cpu::prepared_rows(rows_), hidden, [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t real = std::min(end, rows_);
     if (weight == nullptr) {
       // No norm here: what reads the stream still reads it in the weights' precision.
-      for (std::int64_t i = begin * hidden; i < end * hidden; ++i) {
-        out[i] = round ? cpu::bf16_to_float(cpu::float_to_bf16(x[i])) : x[i];
+      for (std::int64_t i = begin * hidden; i < real * hidden; ++i) {
+        normed_[i] = round ? cpu::bf16_to_float(cpu::float_to_bf16(x_[i])) : x_[i];
       }
-      return;
+    } else if (begin < real) {
+      kernels_->rms_norm(x_ + begin * hidden, hidden, weight, eps, real - begin, hidden, round,
+                         normed_ + begin * hidden, hidden);
     }
-    kernels_->rms_norm(x + begin * hidden, hidden, weight, eps, end - begin, hidden, round,
-                       out + begin * hidden, hidden);
+    prepare(precision, normed_, rows_, hidden, begin, end);
   });
 }
 
@@ -90,7 +111,7 @@ void Runner::rotate_and_store(std::int64_t index) {
   const std::int64_t q_width = c.num_heads * c.head_dim;
   const std::int64_t kv_width = c.num_kv_heads * c.head_dim;
   const std::int64_t width = q_width + 2 * kv_width;
-  const DType dtype = model_.dtype();
+  const DType dtype = activation_dtype(model_.precision());
   const std::int64_t slot_bytes = kv_width * static_cast<std::int64_t>(size_of(dtype));
   std::byte* k_plane = storage_.plane(index, 0);
   std::byte* v_plane = storage_.plane(index, 1);
@@ -132,7 +153,7 @@ void Runner::attend(std::int64_t index) {
   cpu::AttentionArgs args;
   args.k = storage_.plane(index, 0);
   args.v = storage_.plane(index, 1);
-  args.kv_dtype = model_.dtype();
+  args.kv_dtype = activation_dtype(model_.precision());
   args.block_size = cache_.layout().block_size;
   args.path_base = cache_.scratch_slot(group, 0);
   args.q_heads = c.num_heads;
@@ -142,7 +163,7 @@ void Runner::attend(std::int64_t index) {
                                      : 1.0f / std::sqrt(static_cast<float>(c.head_dim));
   args.softcap = static_cast<float>(c.attention_softcap);
   args.window = c.window_of(index);
-  args.round_output = model_.dtype() != DType::f32;
+  args.round_output = model_.precision() != Precision::f32;
   args.rows = attention_rows_[static_cast<std::size_t>(group)].data();
   pool_->parallel(rows_ * c.num_kv_heads, [&](std::int64_t begin, std::int64_t end) {
     kernels_->attention(args, begin, end);
@@ -154,43 +175,37 @@ void Runner::add_block(const Matrix& matrix, const float* bias, const float* in,
                        const float* post_norm) {
   const std::int64_t hidden = model_.config().hidden_size;
   const auto scale = static_cast<float>(model_.config().residual_scale);
+  const auto eps = static_cast<float>(model_.config().norm_eps);
+  prepare(matrix.precision, in, rows_, width);
   if (post_norm == nullptr && scale == 1.0f) {
-    gemm(matrix, bias, in, rows_, width, x_, hidden, true);
+    gemm(matrix, bias, in, rows_, x_, hidden, Add::yes, cpu::Gate::none);
     return;
   }
-  gemm(matrix, bias, in, rows_, width, block_out_, hidden, false);
-  if (post_norm != nullptr) norm(block_out_, post_norm, block_out_, false);
-  pool_->parallel(rows_, [&](std::int64_t begin, std::int64_t end) {
-    kernels_->add_scaled(x_ + begin * hidden, block_out_ + begin * hidden, (end - begin) * hidden,
-                         scale);
+  gemm(matrix, bias, in, rows_, block_out_, hidden, Add::no, cpu::Gate::none);
+  for_rows(rows_, hidden, [&](std::int64_t begin, std::int64_t end) {
+    float* out = block_out_ + begin * hidden;
+    if (post_norm != nullptr) {
+      kernels_->rms_norm(out, hidden, post_norm, eps, end - begin, hidden, false, out, hidden);
+    }
+    kernels_->add_scaled(x_ + begin * hidden, out, (end - begin) * hidden, scale);
   });
 }
 
 void Runner::layer(std::int64_t index) {
   const ModelConfig& c = model_.config();
   const LayerWeights& w = model_.data().layers[static_cast<std::size_t>(index)];
-  const bool round = model_.dtype() != DType::f32;
-  const std::int64_t hidden = c.hidden_size;
   const std::int64_t q_width = c.num_heads * c.head_dim;
-  const std::int64_t ffn = c.intermediate_size;
 
-  norm(x_, w.attention_norm, normed_, round);
-  gemm(w.qkv, w.qkv_bias, normed_, rows_, hidden, qkv_, q_width + 2 * c.num_kv_heads * c.head_dim,
-       false);
+  norm(w.attention_norm, w.qkv.precision);
+  gemm(w.qkv, w.qkv_bias, normed_, rows_, qkv_, w.qkv.n, Add::no, cpu::Gate::none);
   rotate_and_store(index);
   attend(index);
   add_block(w.output, w.output_bias, attended_, q_width, w.attention_post_norm);
 
-  norm(x_, w.mlp_norm, normed_, round);
-  gemm(w.gate_up, w.gate_up_bias, normed_, rows_, hidden, gate_up_, 2 * ffn, false);
-  const auto activate = c.activation == Activation::silu ? kernels_->silu_mul : kernels_->gelu_mul;
-  pool_->parallel(rows_, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t row = begin; row < end; ++row) {
-      const float* gate = gate_up_ + row * 2 * ffn;
-      activate(gate, gate + ffn, ffn, round, activated_ + row * ffn);
-    }
-  });
-  add_block(w.down, w.down_bias, activated_, ffn, w.mlp_post_norm);
+  norm(w.mlp_norm, w.gate_up.precision);
+  const auto gate = c.activation == Activation::silu ? cpu::Gate::silu : cpu::Gate::gelu_tanh;
+  gemm(w.gate_up, w.gate_up_bias, normed_, rows_, activated_, c.intermediate_size, Add::no, gate);
+  add_block(w.down, w.down_bias, activated_, c.intermediate_size, w.mlp_post_norm);
 }
 
 void Runner::forward() {
@@ -212,35 +227,6 @@ void Runner::forward() {
   }
   embed();
   for (std::int64_t i = 0; i < c.num_layers; ++i) layer(i);
-}
-
-std::span<const float> Runner::logits(std::span<const std::int64_t> rows) {
-  const ModelData& data = model_.data();
-  const std::int64_t hidden = data.config.hidden_size;
-  const auto count = static_cast<std::int64_t>(rows.size());
-  if (count > kLogitRows) {
-    throw InternalError(expected_got("logits", "at most " + std::to_string(kLogitRows) + " rows",
-                                     std::to_string(count)));
-  }
-  pool_->parallel(count, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      kernels_->rms_norm(x_ + rows[static_cast<std::size_t>(i)] * hidden, hidden, data.norm,
-                         static_cast<float>(data.config.norm_eps), 1, hidden,
-                         data.dtype != DType::f32, head_in_ + i * hidden, hidden);
-    }
-  });
-  const std::int64_t vocab = data.config.vocab_size;
-  gemm(data.head, nullptr, head_in_, count, hidden, logits_, vocab, false);
-  const auto scale = static_cast<float>(data.config.logits_scale);
-  const auto cap = static_cast<float>(data.config.final_softcap);
-  if (scale != 1.0f || cap > 0.0f) {
-    pool_->parallel(count, [&](std::int64_t begin, std::int64_t end) {
-      float* at = logits_ + begin * vocab;
-      if (scale != 1.0f) kernels_->scale(at, (end - begin) * vocab, scale);
-      if (cap > 0.0f) kernels_->softcap(at, (end - begin) * vocab, cap);
-    });
-  }
-  return {logits_, static_cast<std::size_t>(count * data.config.vocab_size)};
 }
 
 }  // namespace specrt

@@ -1,9 +1,17 @@
 #include "specrt/model.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <exception>
+#include <system_error>
+#include <thread>
 
+#include "cpu/kernels.h"
 #include "cpu/pack.h"
+#include "cpu/quantise.h"
 #include "model/weights.h"
+#include "specrt/cpu.h"
 #include "specrt/error.h"
 
 namespace specrt {
@@ -12,7 +20,7 @@ void ModelData::resolve() {
   const std::byte* base = arena();
   const auto matrix = [&](const std::string& name) {
     const WeightEntry& entry = layout.entries.at(name);
-    return Matrix{base + entry.offset, entry.n, entry.k};
+    return Matrix{base + entry.offset, entry.n, entry.k, entry.precision};
   };
   const auto vector = [&](const std::string& name) -> const float* {
     const auto found = layout.entries.find(name);
@@ -37,6 +45,7 @@ void ModelData::resolve() {
     weights.q_norm = vector(layer + "attention.q_norm");
     weights.k_norm = vector(layer + "attention.k_norm");
     weights.gate_up = matrix(layer + "mlp.gate_up");
+    weights.gate_up.n = config.intermediate_size;
     weights.gate_up_bias = vector(layer + "mlp.gate_up.bias");
     weights.down = matrix(layer + "mlp.down");
     weights.down_bias = vector(layer + "mlp.down.bias");
@@ -47,14 +56,14 @@ void ModelData::resolve() {
 Model::Model(std::shared_ptr<const ModelData> data) : data_(std::move(data)) {}
 
 const ModelConfig& Model::config() const { return data_->config; }
-DType Model::dtype() const { return data_->dtype; }
+Precision Model::precision() const { return data_->precision; }
 std::int64_t Model::weight_bytes() const { return data_->layout.bytes; }
 
-ModelBuilder::ModelBuilder(const ModelConfig& config, DType dtype)
+ModelBuilder::ModelBuilder(const ModelConfig& config, Precision precision)
     : data_(std::make_unique<ModelData>()) {
   data_->config = config;
-  data_->dtype = dtype;
-  data_->layout = weight_layout(config, dtype);
+  data_->precision = precision;
+  data_->layout = weight_layout(config, precision);
   data_->buffer = Buffer::allocate(data_->layout.bytes, "model weights");
 }
 
@@ -72,27 +81,63 @@ std::string shape_text(std::span<const std::int64_t> shape) {
   return text + "]";
 }
 
-// Row-major copy with conversion; `n` elements.
-void convert(const void* source, DType from, std::int64_t n, DType to, std::byte* out) {
-  if (from == to) {
-    std::memcpy(out, source, static_cast<std::size_t>(n) * size_of(to));
-    return;
+// Copies one value with conversion.
+void convert(const void* source, DType from, std::int64_t at, DType to, std::byte* out) {
+  const auto* halves = static_cast<const std::uint16_t*>(source);
+  const float value =
+      from == DType::f32 ? static_cast<const float*>(source)[at] : cpu::bf16_to_float(halves[at]);
+  if (to == DType::f32) {
+    std::memcpy(out, &value, 4);
+  } else {
+    const std::uint16_t half = from == DType::f32 ? cpu::float_to_bf16(value) : halves[at];
+    std::memcpy(out, &half, 2);
   }
-  for (std::int64_t i = 0; i < n; ++i) {
-    if (to == DType::bf16) {
-      const std::uint16_t value = cpu::float_to_bf16(static_cast<const float*>(source)[i]);
-      std::memcpy(out + i * 2, &value, 2);
-    } else {
-      const float value = cpu::bf16_to_float(static_cast<const std::uint16_t*>(source)[i]);
-      std::memcpy(out + i * 4, &value, 4);
+}
+
+/// Calls body(begin, end) for shares of `n` rows that end at whole panels, on as many threads as
+/// the work is worth. The first exception is thrown again.
+template <typename Body>
+void parallel_rows(std::int64_t n, std::int64_t work, const Body& body) {
+  const std::int64_t panels = (n + cpu::kPanel - 1) / cpu::kPanel;
+  const std::int64_t count =
+      std::min({std::int64_t{default_thread_count()}, panels, work / (std::int64_t{1} << 20) + 1});
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(count));
+  const auto share = [&](std::int64_t index) {
+    const auto edge = [&](std::int64_t i) { return std::min(n, panels * i / count * cpu::kPanel); };
+    try {
+      body(edge(index), edge(index + 1));
+    } catch (...) {
+      errors[static_cast<std::size_t>(index)] = std::current_exception();
     }
+  };
+  std::vector<std::thread> threads;
+  try {
+    for (std::int64_t i = 1; i < count; ++i) threads.emplace_back(share, i);
+  } catch (const std::system_error&) {
+    // What no thread could be had for is done here.
   }
+  share(0);
+  for (std::int64_t i = static_cast<std::int64_t>(threads.size()) + 1; i < count; ++i) share(i);
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& error : errors) {
+    if (error != nullptr) std::rethrow_exception(error);
+  }
+}
+
+bool within(const float* values, std::int64_t count) {
+  return std::all_of(values, values + count, [](float value) { return std::isfinite(value); });
+}
+
+bool half_exact(const float* values, std::int64_t count) {
+  return std::all_of(values, values + count, [](float value) {
+    return cpu::half_to_float(cpu::float_to_half(value)) == value;
+  });
 }
 
 }  // namespace
 
-void ModelBuilder::set(const std::string& name, std::span<const std::int64_t> shape, DType dtype,
-                       const void* data) {
+const TensorTarget& ModelBuilder::claim(const std::string& name,
+                                        std::span<const std::int64_t> shape) {
   if (data_ == nullptr)
     throw InvalidArgument("[model builder] expected an open builder, got a used one");
   const auto found = data_->layout.targets.find(name);
@@ -105,20 +150,93 @@ void ModelBuilder::set(const std::string& name, std::span<const std::int64_t> sh
         expected_got(name, "shape " + shape_text(target.shape), shape_text(shape)));
   }
   if (data_->given[name]) throw InvalidArgument(expected_got(name, "one tensor", "a second one"));
+  return target;
+}
+
+Precision ModelBuilder::precision_of(const std::string& name) const {
+  if (data_ == nullptr)
+    throw InvalidArgument("[model builder] expected an open builder, got a used one");
+  const auto found = data_->layout.targets.find(name);
+  if (found == data_->layout.targets.end()) {
+    throw InvalidArgument(expected_got("tensor", "a canonical name of this config", name));
+  }
+  return data_->layout.entries.at(found->second.entry).precision;
+}
+
+void ModelBuilder::set(const std::string& name, std::span<const std::int64_t> shape, DType dtype,
+                       const void* data) {
+  const TensorTarget& target = claim(name, shape);
   const WeightEntry& entry = data_->layout.entries.at(target.entry);
   std::byte* base = data_->arena() + entry.offset;
   const std::int64_t n = target.shape[0];
+  const DType stored = activation_dtype(entry.precision);
   switch (entry.kind) {
     case WeightEntry::Kind::packed:
-      cpu::pack_rows(data, dtype, n, entry.k, data_->dtype, target.row, base);
+      try {
+        parallel_rows(n, n * entry.k, [&](std::int64_t begin, std::int64_t end) {
+          cpu::PackedRows rows = target.rows;
+          rows.first += begin;
+          const auto* from = static_cast<const std::byte*>(data) +
+                             begin * entry.k * static_cast<std::int64_t>(size_of(dtype));
+          cpu::pack_rows(from, dtype, end - begin, entry.k, entry.precision, rows, base);
+        });
+      } catch (const InvalidArgument& error) {
+        throw InvalidArgument(name + ": " + error.what());
+      }
       break;
     case WeightEntry::Kind::rows:
-      convert(data, dtype, n * entry.k, data_->dtype, base);
+      if (dtype == stored) {
+        std::memcpy(base, data, static_cast<std::size_t>(n * entry.k) * size_of(stored));
+        break;
+      }
+      for (std::int64_t i = 0; i < n * entry.k; ++i) {
+        convert(data, dtype, i, stored, base + i * static_cast<std::int64_t>(size_of(stored)));
+      }
       break;
     case WeightEntry::Kind::vector:
-      convert(data, dtype, n, DType::f32, base + target.row * 4);
+      for (std::int64_t i = 0; i < n; ++i) {
+        convert(data, dtype, i, DType::f32, base + target.rows.row(i) * 4);
+      }
       break;
   }
+  data_->given[name] = true;
+}
+
+void ModelBuilder::set_quantised(const std::string& name, std::span<const std::int64_t> shape,
+                                 const QuantisedTensor& tensor) {
+  const TensorTarget& target = claim(name, shape);
+  const WeightEntry& entry = data_->layout.entries.at(target.entry);
+  if (entry.kind != WeightEntry::Kind::packed || entry.precision != tensor.precision ||
+      tensor.precision == Precision::f32 || tensor.precision == Precision::bf16) {
+    throw InvalidArgument(expected_got(name, std::string("a tensor of ") + name_of(entry.precision),
+                                       name_of(tensor.precision)));
+  }
+  const std::int64_t n = target.shape[0];
+  const bool int4 = tensor.precision == Precision::int4;
+  const std::int64_t groups = int4 ? (entry.k + cpu::kGroup - 1) / cpu::kGroup : 1;
+  const std::int8_t lowest = int4 ? 0 : -127;
+  const std::int8_t highest = int4 ? 15 : 127;
+  if (!std::all_of(tensor.codes, tensor.codes + n * entry.k,
+                   [&](std::int8_t code) { return code >= lowest && code <= highest; })) {
+    throw InvalidArgument(expected_got(
+        name, "codes from " + std::to_string(lowest) + " to " + std::to_string(highest), "others"));
+  }
+  if (!within(tensor.scales, n * groups) || (int4 && !within(tensor.minima, n * groups))) {
+    throw InvalidArgument(expected_got(name, "finite scales", "others"));
+  }
+  if (int4 && !(half_exact(tensor.scales, n * groups) && half_exact(tensor.minima, n * groups))) {
+    throw InvalidArgument(expected_got(name, "scales and minima that fp16 can hold", "others"));
+  }
+  std::byte* base = data_->arena() + entry.offset;
+  parallel_rows(n, n * entry.k, [&](std::int64_t begin, std::int64_t end) {
+    cpu::PackedRows rows = target.rows;
+    rows.first += begin;
+    QuantisedTensor share = tensor;
+    share.codes += begin * entry.k;
+    share.scales += begin * groups;
+    if (int4) share.minima += begin * groups;
+    cpu::pack_codes(share, end - begin, entry.k, rows, base);
+  });
   data_->given[name] = true;
 }
 

@@ -19,7 +19,7 @@
 namespace specrt {
 namespace {
 
-constexpr char kMagic[16] = "specrt model 2\n";
+constexpr char kMagic[16] = "specrt model 3\n";
 constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kPrefix = 32;  // magic, length, checksum
 
@@ -97,14 +97,15 @@ class File {
 
 }  // namespace
 
-std::string config_to_text(const ModelConfig& c, DType dtype) {
+std::string config_to_text(const ModelConfig& c, Precision precision) {
   std::ostringstream out;
-  out << "dtype " << name_of(dtype) << "\nfamily " << c.family << "\nvocab_size " << c.vocab_size
-      << "\nhidden_size " << c.hidden_size << "\nintermediate_size " << c.intermediate_size
-      << "\nnum_layers " << c.num_layers << "\nnum_heads " << c.num_heads << "\nnum_kv_heads "
-      << c.num_kv_heads << "\nhead_dim " << c.head_dim << "\nmax_position_embeddings "
-      << c.max_position_embeddings << "\nnorm_eps " << to_text(c.norm_eps) << "\nattention_scale "
-      << to_text(c.attention_scale) << "\nrope_scale " << to_text(c.rope_scale) << "\nactivation "
+  out << "dtype " << name_of(precision) << "\nfamily " << c.family << "\nvocab_size "
+      << c.vocab_size << "\nhidden_size " << c.hidden_size << "\nintermediate_size "
+      << c.intermediate_size << "\nnum_layers " << c.num_layers << "\nnum_heads " << c.num_heads
+      << "\nnum_kv_heads " << c.num_kv_heads << "\nhead_dim " << c.head_dim
+      << "\nmax_position_embeddings " << c.max_position_embeddings << "\nnorm_eps "
+      << to_text(c.norm_eps) << "\nattention_scale " << to_text(c.attention_scale)
+      << "\nrope_scale " << to_text(c.rope_scale) << "\nactivation "
       << static_cast<int>(c.activation) << "\nnorm_placement " << static_cast<int>(c.norm_placement)
       << "\nqk_norm " << static_cast<int>(c.qk_norm) << "\nattention_softcap "
       << to_text(c.attention_softcap) << "\nfinal_softcap " << to_text(c.final_softcap)
@@ -126,7 +127,7 @@ std::string config_to_text(const ModelConfig& c, DType dtype) {
 }
 
 void config_from_text(const std::string& text, const std::string& path, ModelConfig& c,
-                      DType& dtype) {
+                      Precision& precision) {
   std::map<std::string, std::string> fields;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -137,7 +138,7 @@ void config_from_text(const std::string& text, const std::string& path, ModelCon
   const auto flag = [&](const char* key) { return integer(key) != 0; };
   c = ModelConfig{};
   try {
-    dtype = dtype_from_name(fields["dtype"]);
+    precision = precision_from_name(fields["dtype"]);
   } catch (const InvalidArgument& error) {
     throw LoadError(path + ": " + error.what());
   }
@@ -187,7 +188,7 @@ void config_from_text(const std::string& text, const std::string& path, ModelCon
 
 void Model::save(const std::string& path) const {
   if (!valid()) throw InvalidArgument("[save] expected a loaded model, got an empty one");
-  const std::string header = config_to_text(config(), dtype());
+  const std::string header = config_to_text(config(), precision());
   const auto header_bytes = static_cast<std::int64_t>(header.size());
   const std::string temporary = path + ".tmp" + std::to_string(::getpid());
   try {
@@ -231,9 +232,9 @@ Model Model::map(const std::string& path) {
   if (sum != checksum(header)) {
     throw LoadError(expected_got(path, "a whole header", "a damaged one"));
   }
-  config_from_text(header, path, data->config, data->dtype);
+  config_from_text(header, path, data->config, data->precision);
   try {
-    data->layout = weight_layout(data->config, data->dtype);
+    data->layout = weight_layout(data->config, data->precision);
   } catch (const InvalidArgument& error) {
     throw LoadError(path + ": " + error.what());
   }

@@ -82,8 +82,8 @@ namespace {
 
 // Everything the workspace holds, in floats; the constructor takes the same amounts in order.
 struct WorkspaceSizes {
-  std::int64_t table, local_table, x, normed, qkv, attended, gate_up, activated, block_out,
-      prepared, head_in, logits;
+  std::int64_t table, local_table, x, normed, qkv, attended, activated, block_out, prepared,
+      head_in, logits;
   WorkspaceSizes(const ModelConfig& c, const RunnerOptions& o) {
     const std::int64_t rows = o.max_rows;
     table = Runner::resolve_max_model_len(c, o.max_model_len) *
@@ -93,7 +93,6 @@ struct WorkspaceSizes {
     normed = x;
     qkv = rows * (c.num_heads + 2 * c.num_kv_heads) * c.head_dim;
     attended = rows * c.num_heads * c.head_dim;
-    gate_up = rows * 2 * c.intermediate_size;
     activated = rows * c.intermediate_size;
     const bool simple = c.norm_placement == NormPlacement::pre && c.residual_scale == 1.0;
     block_out = simple ? 0 : x;
@@ -101,7 +100,7 @@ struct WorkspaceSizes {
         std::max({c.hidden_size, c.num_heads * c.head_dim, c.intermediate_size});
     prepared = cpu::prepared_bytes(std::max<std::int64_t>(rows, Runner::kLogitRows), widest) / 4;
     head_in = Runner::kLogitRows * c.hidden_size;
-    logits = Runner::kLogitRows * c.vocab_size;
+    logits = Runner::kLogitRows * ((c.vocab_size + cpu::kPanel - 1) / cpu::kPanel * cpu::kPanel);
   }
 };
 
@@ -112,8 +111,8 @@ std::int64_t aligned(std::int64_t floats) { return (floats + 15) / 16 * 16; }
 std::int64_t Runner::workspace_bytes(const ModelConfig& config, const RunnerOptions& options) {
   const WorkspaceSizes s(config, options);
   std::int64_t floats = 2 * aligned(s.table) + 2 * aligned(s.local_table);
-  for (const std::int64_t size : {s.x, s.normed, s.qkv, s.attended, s.gate_up, s.activated,
-                                  s.block_out, s.prepared, s.head_in, s.logits}) {
+  for (const std::int64_t size : {s.x, s.normed, s.qkv, s.attended, s.activated, s.block_out,
+                                  s.prepared, s.head_in, s.logits}) {
     floats += aligned(size);
   }
   return floats * 4;
@@ -126,7 +125,7 @@ Runner::Runner(const Model& model, const RunnerOptions& options)
       team_(options.team != nullptr ? options.team : std::make_shared<ThreadTeam>()),
       pool_(&team_->impl().pool),
       kernels_(&cpu::kernels_of(cpu_isa_from_name(options.cpu_isa))),
-      cache_(kv_layout(model.config(), model.dtype(), options)),
+      cache_(kv_layout(model.config(), activation_dtype(model.precision()), options)),
       storage_(cache_.layout()),
       buffer_(Buffer::allocate(workspace_bytes(model.config(), options), "workspace")) {
   const ModelConfig& c = model_.config();
@@ -139,7 +138,6 @@ Runner::Runner(const Model& model, const RunnerOptions& options)
   normed_ = work(s.normed);
   qkv_ = work(s.qkv);
   attended_ = work(s.attended);
-  gate_up_ = work(s.gate_up);
   activated_ = work(s.activated);
   block_out_ = work(s.block_out);
   prepared_ = work(s.prepared);
@@ -168,6 +166,9 @@ Runner::Runner(const Model& model, const RunnerOptions& options)
       group_of_[static_cast<std::size_t>(layer)] = static_cast<std::int64_t>(g);
     }
   }
+  const auto threads = static_cast<std::size_t>(pool_->size());
+  best_.resize((threads + 1) * kLogitRows);
+  candidates_.resize((threads + 1) * kLogitRows * kMaxCandidates);
   paths_.reserve(rows * 16);
   moves_.reserve(rows);
 }

@@ -74,6 +74,19 @@ class Runner {
   /// Logits of up to kLogitRows rows, [rows, vocab_size], valid until the next call.
   std::span<const float> logits(std::span<const std::int64_t> rows);
 
+  /// The arg-max of those logits, a row each, without keeping them; valid until the next call. Not
+  /// finite where a logit may not be: logits() then tells.
+  std::span<const cpu::ArgMax> best(std::span<const std::int64_t> rows);
+
+  /// The `count` largest logits of up to kLogitRows rows, [rows, count], largest first, equal ones
+  /// by the lower id; NaN counts as smallest. 1 <= count <= kMaxCandidates and the vocabulary.
+  static constexpr std::int64_t kMaxCandidates = 64;
+  struct Candidate {
+    TokenId token = -1;
+    float logit = 0.0f;
+  };
+  std::span<const Candidate> top(std::span<const std::int64_t> rows, std::int64_t count);
+
   /// The sequence's next `count` rows of this pass are committed (their K/V are in place).
   void advance(SequenceId id, std::int64_t count);
   /// The same, where the sequence may yet be cut back to `held` positions.
@@ -84,15 +97,38 @@ class Runner {
  private:
   void embed();
   void layer(std::int64_t index);
-  void norm(const float* x, const float* weight, float* out, bool round);
+  /// normed_ = the residual stream through a norm (or as it is), ready for products of `precision`.
+  void norm(const float* weight, Precision precision);
   void rotate_and_store(std::int64_t index);
   void attend(std::int64_t index);
   void add_block(const Matrix& matrix, const float* bias, const float* x, std::int64_t width,
                  const float* post_norm);
   void fill_tables(const std::vector<float>& factors, double scale, float* cos, float* sin);
-  // One parallel region, and another before it where the input has to be prepared.
-  void gemm(const Matrix& matrix, const float* bias, const float* x, std::int64_t rows,
-            std::int64_t x_stride, float* y, std::int64_t y_stride, bool accumulate);
+  /// Calls body(begin, end) over rows of so many floats of work.
+  template <typename Body>
+  void for_rows(std::int64_t rows, std::int64_t width, const Body& body) {
+    // Waking the others costs more than a few rows do.
+    if (rows * width < 65536) {
+      body(std::int64_t{0}, rows);
+    } else {
+      pool_->parallel(rows, body);
+    }
+  }
+  /// What products read instead of x where the level asks for it, in prepared_. Row numbers go up
+  /// to prepared_rows(rows).
+  void prepare(Precision precision, const float* x, std::int64_t rows, std::int64_t width,
+               std::int64_t begin, std::int64_t end);
+  void prepare(Precision precision, const float* x, std::int64_t rows, std::int64_t width);
+  enum class Add : bool { no, yes };
+  /// One parallel region; x, [rows, matrix.k], was prepared.
+  void gemm(const Matrix& matrix, const float* bias, const float* x, std::int64_t rows, float* y,
+            std::int64_t y_stride, Add add, cpu::Gate gate);
+  void head_input(std::span<const std::int64_t> rows);
+  void finish_logits(float* logits, std::int64_t count) const;
+  /// Calls body(thread, row, first, logits, count) on every row's logits [first, first + count), a
+  /// few at a time.
+  template <typename Body>
+  void for_logits(std::int64_t rows, const Body& body);
   float* work(std::int64_t floats);
 
   Model model_;
@@ -127,16 +163,17 @@ class Runner {
   float* sin_ = nullptr;
   float* local_cos_ = nullptr;
   float* local_sin_ = nullptr;
-  float* x_ = nullptr;          // [max_rows, hidden], the residual stream
-  float* normed_ = nullptr;     // [max_rows, hidden]
-  float* qkv_ = nullptr;        // [max_rows, (heads + 2 kv_heads) * head_dim]
-  float* attended_ = nullptr;   // [max_rows, heads * head_dim]
-  float* gate_up_ = nullptr;    // [max_rows, 2 * intermediate]
-  float* activated_ = nullptr;  // [max_rows, intermediate]
-  float* block_out_ = nullptr;  // [max_rows, hidden], where a block's output is not simply added
-  float* prepared_ = nullptr;   // what Kernels::prepare_bf16 makes of a product's input
-  float* head_in_ = nullptr;    // [kLogitRows, hidden]
-  float* logits_ = nullptr;     // [kLogitRows, vocab]
+  float* x_ = nullptr;             // [max_rows, hidden], the residual stream
+  float* normed_ = nullptr;        // [max_rows, hidden]
+  float* qkv_ = nullptr;           // [max_rows, (heads + 2 kv_heads) * head_dim]
+  float* attended_ = nullptr;      // [max_rows, heads * head_dim]
+  float* activated_ = nullptr;     // [max_rows, intermediate]
+  float* block_out_ = nullptr;     // [max_rows, hidden], where a block's output is not simply added
+  float* prepared_ = nullptr;      // what Kernels::prepare_* make of a product's input
+  float* head_in_ = nullptr;       // [kLogitRows, hidden]
+  float* logits_ = nullptr;        // [kLogitRows, vocab] and room for whole panels
+  std::vector<cpu::ArgMax> best_;  // [threads + 1][kLogitRows], the last ones the result
+  std::vector<Candidate> candidates_;  // [threads + 1][kLogitRows][kMaxCandidates], the same way
 };
 
 }  // namespace specrt

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/pack.h"
 #include "model/buffer.h"
 #include "specrt/model.h"
 
@@ -13,37 +14,39 @@ namespace specrt {
 /// Where one piece of a model lies in the arena.
 struct WeightEntry {
   enum class Kind : std::uint8_t {
-    packed,  ///< [n, k] in the layout of cpu/kernels.h, of the model's dtype
-    rows,    ///< [n, k] row-major, of the model's dtype
+    packed,  ///< [n, k] in the layout of cpu/kernels.h
+    rows,    ///< [n, k] row-major, f32 or bf16
     vector,  ///< [n] fp32
   };
   Kind kind = Kind::packed;
   std::int64_t n = 0;
   std::int64_t k = 1;
+  Precision precision = Precision::f32;
   std::int64_t offset = 0;
   std::int64_t bytes = 0;
 };
 
-/// A canonical tensor's place: rows [row, row + n) of an entry. Fused matrices take several.
+/// A canonical tensor's place in an entry. Fused matrices take several.
 struct TensorTarget {
   std::string entry;
-  std::int64_t row = 0;
+  cpu::PackedRows rows;
   std::vector<std::int64_t> shape;
 };
 
-/// The arena's layout follows from config and dtype alone, so a saved file needs no index.
+/// The arena's layout follows from config and precision alone, so a saved file needs no index.
 struct WeightLayout {
   std::map<std::string, WeightEntry> entries;
   std::map<std::string, TensorTarget> targets;
   std::int64_t bytes = 0;
 };
 
-WeightLayout weight_layout(const ModelConfig& config, DType dtype);
+WeightLayout weight_layout(const ModelConfig& config, Precision precision);
 
 struct Matrix {
   const void* data = nullptr;
   std::int64_t n = 0;
   std::int64_t k = 0;
+  Precision precision = Precision::f32;
 };
 
 struct LayerWeights {
@@ -57,21 +60,22 @@ struct LayerWeights {
   const float* output_bias = nullptr;
   const float* mlp_norm = nullptr;
   const float* mlp_post_norm = nullptr;
-  Matrix gate_up;  ///< rows: gate, up
-  const float* gate_up_bias = nullptr;
+  Matrix gate_up;  ///< panels of gate and up in turn; n counts the gate's outputs
+  const float* gate_up_bias = nullptr;  ///< in the same order
   Matrix down;
   const float* down_bias = nullptr;
 };
 
 struct ModelData {
   ModelConfig config;
-  DType dtype = DType::f32;
+  Precision precision = Precision::f32;
   WeightLayout layout;
   Buffer buffer;
   std::int64_t arena_offset = 0;      ///< of the arena in the buffer (a mapped file has a header)
   std::map<std::string, bool> given;  ///< while building: which tensors have come
 
-  const void* embedding = nullptr;  ///< row-major; null where the head doubles as the embedding
+  const void* embedding = nullptr;  ///< row-major, of activation_dtype(precision); null where the
+                                    ///< head doubles as the embedding
   Matrix head;
   const float* norm = nullptr;
   std::vector<LayerWeights> layers;
@@ -83,8 +87,8 @@ struct ModelData {
 };
 
 /// Header text of a saved model and back; model_file.cpp.
-std::string config_to_text(const ModelConfig& config, DType dtype);
+std::string config_to_text(const ModelConfig& config, Precision precision);
 void config_from_text(const std::string& text, const std::string& path, ModelConfig& config,
-                      DType& dtype);
+                      Precision& precision);
 
 }  // namespace specrt

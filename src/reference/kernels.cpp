@@ -46,4 +46,14 @@ Vector silu_mul(const Vector& gate, const Vector& up) {
   return out;
 }
 
+Vector gelu_mul(const Vector& gate, const Vector& up) {
+  Vector out(gate.size());
+  for (std::size_t i = 0; i < gate.size(); ++i) {
+    const double x = gate[i];
+    const double u = std::sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x);
+    out[i] = 0.5 * x * (1.0 + std::tanh(u)) * up[i];
+  }
+  return out;
+}
+
 }  // namespace specrt::reference

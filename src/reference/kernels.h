@@ -21,8 +21,9 @@ Vector rms_norm(const Vector& x, const Vector& weight, double eps);
 /// One head rotated by angles[i] in the pairs (i, i + head_dim / 2).
 Vector rope(const Vector& x, const Vector& angles);
 
-/// silu(gate) * up
+/// silu(gate) * up, or gelu's tanh form of the gate
 Vector silu_mul(const Vector& gate, const Vector& up);
+Vector gelu_mul(const Vector& gate, const Vector& up);
 
 /// softmax(scale * q . keys) . values for one query head; keys[j] and values[j] are the vectors at
 /// position j.

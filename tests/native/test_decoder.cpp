@@ -204,7 +204,7 @@ TEST(decoder_context_edge) {
 // One row at a stop, one at max_tokens, one at the context limit, one without a draft, and one
 // whose draft of 64 is all accepted, in one round.
 TEST(decoder_every_end_in_one_round) {
-  for (const specrt::DType dtype : {specrt::DType::f32, specrt::DType::bf16}) {
+  for (const specrt::Precision dtype : {specrt::Precision::f32, specrt::Precision::bf16}) {
     tiny::Spec spec = tiny::small_spec(dtype, 21);
     const Model model = tiny::random_model(spec);
     std::vector<Request> requests(5);
@@ -323,8 +323,8 @@ TEST(decoder_refuses_bad_options) {
     DecoderOptions options = good;
     change(options);
     CHECK_THROWS(Decoder(counter(), options), specrt::Error, text);
-    CHECK_THROWS(specrt::memory_of(counter().config(), counter().dtype(), options), specrt::Error,
-                 text);
+    CHECK_THROWS(specrt::memory_of(counter().config(), counter().precision(), options),
+                 specrt::Error, text);
   };
   refuse([](DecoderOptions& o) { o.kv_cache_bytes = 0; }, "[kv_cache_bytes]");
   refuse([](DecoderOptions& o) { o.kv_cache_bytes = 100; }, "[kv_cache_bytes] expected at least");
@@ -337,7 +337,7 @@ TEST(decoder_refuses_bad_options) {
   options.cpu_isa = "avx1024";
   CHECK_THROWS(Decoder(counter(), options), InvalidArgument, "avx1024");
   CHECK_THROWS(Decoder(Model(), good), InvalidArgument, "[decoder] expected a loaded model");
-  const specrt::MemoryUse told = specrt::memory_of(counter().config(), counter().dtype(), good);
+  const specrt::MemoryUse told = specrt::memory_of(counter().config(), counter().precision(), good);
   const specrt::MemoryUse taken = Decoder(counter(), good).memory();
   CHECK_EQ(told.weights, taken.weights);
   CHECK_EQ(told.kv_cache, taken.kv_cache);

@@ -21,9 +21,9 @@ using specrt::Drafter;
 using specrt::DraftModelOptions;
 using specrt::DraftRequest;
 using specrt::DraftTree;
-using specrt::DType;
 using specrt::InvalidArgument;
 using specrt::Model;
+using specrt::Precision;
 using specrt::SamplingParams;
 using specrt::TokenId;
 using tiny::Output;
@@ -95,7 +95,7 @@ DraftTree propose(Drafter& drafter, specrt::SequenceId id, const Tokens& text, s
 // The target as its own drafter: everything is accepted, in every precision, greedy or sampled.
 TEST(draft_model_that_is_the_target_is_always_right) {
   for (const CpuIsa isa : specrt::available_cpu_isas()) {
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const Precision dtype : {Precision::f32, Precision::bf16}) {
       const tiny::Spec spec = tiny::small_spec(dtype, 51);
       const Model model = tiny::random_model(spec);
       for (const std::int64_t gamma : {1, 3, 7}) {
@@ -114,7 +114,7 @@ TEST(draft_model_that_is_the_target_is_always_right) {
 
 // The prompt reaches the draft model in pieces of a few rows.
 TEST(draft_model_prefills_in_chunks) {
-  const tiny::Spec spec = tiny::small_spec(DType::bf16, 52);
+  const tiny::Spec spec = tiny::small_spec(Precision::bf16, 52);
   const Model model = tiny::random_model(spec);
   for (const int max_rows : {4, 5, 7, 64}) {
     DraftModelOptions options = draft_options();
@@ -127,7 +127,7 @@ TEST(draft_model_prefills_in_chunks) {
 }
 
 TEST(draft_model_shares_a_team_with_the_decoder) {
-  const tiny::Spec spec = tiny::small_spec(DType::f32, 53);
+  const tiny::Spec spec = tiny::small_spec(Precision::f32, 53);
   const Model model = tiny::random_model(spec);
   const auto team = std::make_shared<specrt::ThreadTeam>(2);
   DraftModelOptions draft = draft_options();
@@ -145,9 +145,10 @@ TEST(draft_model_shares_a_team_with_the_decoder) {
 
 // Unrelated, of another shape and of the other precision: it costs time and nothing else.
 TEST(draft_model_that_knows_nothing) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const Precision dtype : {Precision::f32, Precision::bf16}) {
     const Model target = tiny::random_model(tiny::small_spec(dtype, 54));
-    tiny::Spec spec = tiny::small_spec(dtype == DType::f32 ? DType::bf16 : DType::f32, 99);
+    tiny::Spec spec =
+        tiny::small_spec(dtype == Precision::f32 ? Precision::bf16 : Precision::f32, 99);
     spec.layers = 1;
     spec.hidden = 24;
     spec.heads = 3;
@@ -165,11 +166,11 @@ TEST(draft_model_that_knows_nothing) {
 
 // After rejections, what it proposes is what a drafter would that sees the text for the first time.
 TEST(draft_model_rolls_back) {
-  const tiny::Spec spec = tiny::small_spec(DType::bf16, 55);
+  const tiny::Spec spec = tiny::small_spec(Precision::bf16, 55);
   const Model target = tiny::random_model(spec);
   // The target's weights, a little off.
   tiny::Tensors tensors = tiny::random_tensors(spec);
-  const tiny::Tensors noise = tiny::random_tensors(tiny::small_spec(DType::bf16, 56));
+  const tiny::Tensors noise = tiny::random_tensors(tiny::small_spec(Precision::bf16, 56));
   for (auto& [name, values] : tensors) {
     for (std::size_t i = 0; i < values.size(); ++i) values[i] += 0.12f * noise.at(name)[i];
   }
@@ -214,7 +215,7 @@ TEST(draft_model_rolls_back) {
 
 // Target of 128 positions, drafter of 32: right until the drafter's end, then no drafts.
 TEST(draft_model_with_a_smaller_context) {
-  tiny::Spec spec = tiny::small_spec(DType::f32, 57);
+  tiny::Spec spec = tiny::small_spec(Precision::f32, 57);
   spec.max_positions = 128;
   const Model target = tiny::random_model(spec);
   spec.max_positions = 32;
@@ -246,7 +247,7 @@ TEST(draft_model_with_a_smaller_context) {
 // The drafter's vocabulary is padded further than the target's, or less far.
 TEST(draft_model_with_another_padded_vocabulary) {
   for (const bool larger : {true, false}) {
-    tiny::Spec spec = tiny::small_spec(DType::f32, 58);
+    tiny::Spec spec = tiny::small_spec(Precision::f32, 58);
     const std::int64_t small = spec.vocab;
     tiny::Spec padded = spec;
     padded.vocab = small + 11;
@@ -261,8 +262,8 @@ TEST(draft_model_with_another_padded_vocabulary) {
       const auto at = static_cast<std::int64_t>(&value - wide.at("lm_head").data());
       if (at >= small * spec.hidden) value *= 4.0f;
     }
-    const Model narrow = tiny::build(tiny::config_of(spec), DType::f32, tensors);
-    const Model wider = tiny::build(tiny::config_of(padded), DType::f32, wide);
+    const Model narrow = tiny::build(tiny::config_of(spec), Precision::f32, tensors);
+    const Model wider = tiny::build(tiny::config_of(padded), Precision::f32, wide);
     const Model& target = larger ? narrow : wider;
     const Model& draft = larger ? wider : narrow;
     const auto drafter =
@@ -284,7 +285,7 @@ TEST(draft_model_with_another_padded_vocabulary) {
 
 // More sequences than it was made for: some of them go without drafts.
 TEST(draft_model_smaller_than_the_batch) {
-  const tiny::Spec spec = tiny::small_spec(DType::f32, 59);
+  const tiny::Spec spec = tiny::small_spec(Precision::f32, 59);
   const Model model = tiny::random_model(spec);
   for (const bool by_rows : {true, false}) {
     DraftModelOptions options = draft_options();
@@ -294,7 +295,7 @@ TEST(draft_model_smaller_than_the_batch) {
       DecoderOptions size;
       size.max_rows = 64;
       options.kv_cache_bytes =
-          specrt::kv_cache_bytes_for(model.config(), model.dtype(), size, 1, 128);
+          specrt::kv_cache_bytes_for(model.config(), model.precision(), size, 1, 128);
     }
     const auto drafter = specrt::make_model_drafter(model, spec.vocab, options);
     std::int64_t drafted = 0;
@@ -310,7 +311,7 @@ TEST(draft_model_smaller_than_the_batch) {
 
 // A drafter whose head is broken drafts nothing, or nonsense; the target goes on.
 TEST(draft_model_that_has_gone_nan) {
-  const tiny::Spec spec = tiny::small_spec(DType::bf16, 60);
+  const tiny::Spec spec = tiny::small_spec(Precision::bf16, 60);
   const Model target = tiny::random_model(spec);
   tiny::Tensors tensors = tiny::random_tensors(spec);
   tensors.at("lm_head")[5] = NAN;

@@ -21,9 +21,9 @@ using specrt::Decoder;
 using specrt::DecoderOptions;
 using specrt::DraftRequest;
 using specrt::DraftTree;
-using specrt::DType;
 using specrt::Finish;
 using specrt::Model;
+using specrt::Precision;
 using specrt::TokenId;
 using tiny::Kind;
 using tiny::Output;
@@ -224,7 +224,7 @@ TEST(decoder_drafter_that_fails_to_observe) {
 // A NaN anywhere in the head: no id is chosen, the sequence is named, and the decoder lives on.
 TEST(decoder_nan_in_the_head) {
   for (const CpuIsa isa : specrt::available_cpu_isas()) {
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const Precision dtype : {Precision::f32, Precision::bf16}) {
       for (const std::int64_t row : {0, 60, 130}) {
         tiny::Spec spec = tiny::small_spec(dtype);
         spec.vocab = 131;
@@ -252,7 +252,7 @@ TEST(decoder_nan_in_the_head) {
 // puts it into everybody's drafts.
 TEST(decoder_nan_strikes_only_its_own_sequence) {
   for (const float poison : {std::nanf(""), INFINITY}) {
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const Precision dtype : {Precision::f32, Precision::bf16}) {
       const tiny::Spec spec = tiny::small_spec(dtype, 31);
       tiny::Tensors tensors = tiny::random_tensors(spec);
       const Model clean = tiny::build(tiny::config_of(spec), dtype, tensors);
@@ -355,7 +355,7 @@ TEST(decoder_cancel_at_any_time) {
 
 // Hundreds of requests with every kind of end; the last is as if it were the first.
 TEST(decoder_hundreds_of_requests_leave_nothing_behind) {
-  const tiny::Spec spec = tiny::small_spec(DType::bf16, 41);
+  const tiny::Spec spec = tiny::small_spec(Precision::bf16, 41);
   const Model model = tiny::random_model(spec);
   for (const int block_size : {1, 4, 16}) {
     const DecoderOptions options = tiny::options_for(model, 6, 40, block_size);

@@ -32,14 +32,15 @@ namespace {
 
 using specrt::CpuIsa;
 using specrt::DraftTree;
-using specrt::DType;
 using specrt::Model;
+using specrt::Precision;
 using specrt::Runner;
 using specrt::SequenceId;
 using specrt::TokenId;
 using tiny::Tokens;
 
-constexpr DType kDtypes[] = {DType::f32, DType::bf16};
+constexpr Precision kDtypes[] = {Precision::f32, Precision::bf16, Precision::int8, Precision::int4,
+                                 Precision::w8a8};
 
 /// What a row gives and leaves: its logits, its keys and values in every layer.
 struct Row {
@@ -169,7 +170,7 @@ void check_same(const Rows& got, std::span<const Row> expected, const std::strin
 template <typename Body>
 void for_each_level(Body&& body) {
   for (const CpuIsa isa : specrt::available_cpu_isas()) {
-    for (const DType dtype : kDtypes) {
+    for (const Precision dtype : kDtypes) {
       try {
         body(isa, dtype);
       } catch (const std::exception& error) {
@@ -205,7 +206,7 @@ std::vector<std::int32_t> path_to(const DraftTree& tree, std::int32_t node) {
 }  // namespace
 
 TEST(forward_row_alone_or_among_up_to_70) {
-  for_each_level([](CpuIsa isa, DType dtype) {
+  for_each_level([](CpuIsa isa, Precision dtype) {
     tiny::Spec spec = tiny::small_spec(dtype);
     spec.qkv_bias = true;
     const Model model = tiny::random_model(spec);
@@ -230,7 +231,7 @@ TEST(forward_row_alone_or_among_up_to_70) {
 
 // M sequences that are at different places, one row each.
 TEST(forward_rows_of_up_to_70_sequences) {
-  for_each_level([](CpuIsa isa, DType dtype) {
+  for_each_level([](CpuIsa isa, Precision dtype) {
     const tiny::Spec spec = tiny::small_spec(dtype);
     const Model model = tiny::random_model(spec);
     Setup setup{isa};
@@ -261,7 +262,7 @@ TEST(forward_rows_of_up_to_70_sequences) {
 }
 
 TEST(forward_chunked_prefill_at_any_split) {
-  for_each_level([](CpuIsa isa, DType dtype) {
+  for_each_level([](CpuIsa isa, Precision dtype) {
     const tiny::Spec spec = tiny::small_spec(dtype, 2);
     const Model model = tiny::random_model(spec);
     const Tokens tokens = tiny::random_tokens(2, 110, spec.vocab);
@@ -304,7 +305,7 @@ TEST(forward_chunked_prefill_at_any_split) {
 // A node's row is the row of its path fed as text, wherever the path crosses blocks and chunks;
 // and once committed, the path's keys and values are the text's.
 TEST(forward_tree_rows_equal_committed_rows) {
-  for_each_level([](CpuIsa isa, DType dtype) {
+  for_each_level([](CpuIsa isa, Precision dtype) {
     const tiny::Spec spec = tiny::small_spec(dtype, 3);
     const Model model = tiny::random_model(spec);
     std::mt19937_64 random(7);
@@ -366,7 +367,7 @@ TEST(forward_tree_rows_equal_committed_rows) {
 }
 
 TEST(forward_batch_composition) {
-  for_each_level([](CpuIsa isa, DType dtype) {
+  for_each_level([](CpuIsa isa, Precision dtype) {
     const tiny::Spec spec = tiny::small_spec(dtype, 4);
     const Model model = tiny::random_model(spec);
     Setup setup{isa, 4};
@@ -417,7 +418,7 @@ TEST(forward_batch_composition) {
 }
 
 TEST(forward_thread_counts) {
-  for_each_level([](CpuIsa isa, DType dtype) {
+  for_each_level([](CpuIsa isa, Precision dtype) {
     const tiny::Spec spec = tiny::small_spec(dtype, 5);
     const Model model = tiny::random_model(spec);
     const Tokens tokens = tiny::random_tokens(11, 47, spec.vocab);
@@ -442,7 +443,7 @@ TEST(forward_thread_counts) {
 
 // What one sequence leaves behind in blocks and scratch slots is never seen by the next.
 TEST(forward_reused_slots) {
-  const tiny::Spec spec = tiny::small_spec(DType::bf16, 6);
+  const tiny::Spec spec = tiny::small_spec(Precision::bf16, 6);
   tiny::Tensors tensors = tiny::random_tensors(spec);
   // Token 7 poisons every key and value behind it.
   for (std::int64_t k = 0; k < spec.hidden; ++k) {

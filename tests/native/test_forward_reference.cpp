@@ -16,7 +16,7 @@
 
 namespace {
 
-using specrt::DType;
+using specrt::Precision;
 using specrt::TokenId;
 using specrt::reference::Vector;
 
@@ -25,16 +25,34 @@ using specrt::reference::Vector;
 class Oracle {
  public:
   Oracle(const tiny::Spec& spec, const tiny::Tensors& tensors) : config_(tiny::config_of(spec)) {
-    for (const auto& [name, values] : tensors) {
-      Vector& out = tensors_[name];
-      // Matrices are kept in the model's precision, vectors in fp32.
-      const bool round =
-          spec.dtype == DType::bf16 && !name.ends_with("norm") && !name.ends_with("bias");
-      for (const float value : values) {
-        out.push_back(round ? specrt::cpu::bf16_to_float(specrt::cpu::float_to_bf16(value))
-                            : value);
+    for (const specrt::TensorSpec& tensor : specrt::tensors_of(config_)) {
+      const std::vector<float>& values = tensors.at(tensor.name);
+      Vector& out = tensors_[tensor.name];
+      if (tensor.shape.size() < 2) {
+        out.assign(values.begin(), values.end());
+        continue;
+      }
+      // Matrices stand for what packing makes of them.
+      const Precision precision = stored_as(spec.dtype, tensor.name);
+      const std::int64_t n = tensor.shape[0];
+      const std::int64_t k = tensor.shape[1];
+      std::vector<std::byte> packed(
+          static_cast<std::size_t>(specrt::cpu::packed_bytes(n, k, precision)));
+      specrt::cpu::pack_rows(values.data(), specrt::DType::f32, n, k, precision, {}, packed.data());
+      std::vector<float> row(static_cast<std::size_t>(k));
+      for (std::int64_t r = 0; r < n; ++r) {
+        specrt::cpu::unpack_row(packed.data(), precision, k, r, row.data());
+        out.insert(out.end(), row.begin(), row.end());
       }
     }
+  }
+
+  Precision stored_as(Precision precision, const std::string& name) const {
+    if (name == "embedding" && !config_.tied_embeddings) {
+      return precision == Precision::f32 ? Precision::f32 : Precision::bf16;
+    }
+    const bool coarse = precision == Precision::int4 || precision == Precision::w8a8;
+    return coarse && (name == "lm_head" || name == "embedding") ? Precision::int8 : precision;
   }
 
   std::vector<Vector> logits(const tiny::Tokens& text) const {
@@ -129,7 +147,9 @@ void compare(const tiny::Spec& spec, std::size_t length) {
   const specrt::Model model = tiny::build(tiny::config_of(spec), spec.dtype, tensors);
   const tiny::Tokens text = tiny::random_tokens(length, length, spec.vocab);
   const std::vector<Vector> expected = Oracle(spec, tensors).logits(text);
-  const double tolerance = spec.dtype == DType::f32 ? 1e-5 : 3e-2;
+  const double tolerance = spec.dtype == Precision::f32    ? 1e-5
+                           : spec.dtype == Precision::w8a8 ? 6e-2
+                                                           : 3e-2;
   for (const specrt::CpuIsa isa : specrt::available_cpu_isas()) {
     specrt::RunnerOptions options;
     options.kv_cache_bytes = std::int64_t{1} << 30;
@@ -166,7 +186,8 @@ void compare(const tiny::Spec& spec, std::size_t length) {
 }  // namespace
 
 TEST(forward_agrees_with_double_precision) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const Precision dtype :
+       {Precision::f32, Precision::bf16, Precision::int8, Precision::int4, Precision::w8a8}) {
     tiny::Spec spec;
     spec.dtype = dtype;
     for (const std::size_t length : {1, 2, 31, 32, 33, 70}) compare(spec, length);
@@ -174,7 +195,8 @@ TEST(forward_agrees_with_double_precision) {
 }
 
 TEST(forward_agrees_where_shapes_are_odd) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const Precision dtype :
+       {Precision::f32, Precision::bf16, Precision::int8, Precision::int4, Precision::w8a8}) {
     tiny::Spec spec = tiny::small_spec(dtype, 2);
     spec.hidden = 36;
     spec.heads = 6;

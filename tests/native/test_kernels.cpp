@@ -23,7 +23,8 @@ TEST(kernels_forced_isa_runs_its_own_table) {
     // No function is shared between levels.
     for (const CpuIsa other : specrt::available_cpu_isas()) {
       if (other == isa) continue;
-      CHECK(table.gemm_bf16 != specrt::cpu::kernels_of(other).gemm_bf16);
+      const auto bf16 = static_cast<int>(Precision::bf16);
+      CHECK(table.gemm[bf16] != specrt::cpu::kernels_of(other).gemm[bf16]);
       // The tile unit's level has AVX-512's table but for its products.
       const bool tiles = isa == CpuIsa::amx || other == CpuIsa::amx;
       const bool wide = isa == CpuIsa::avx512 || other == CpuIsa::avx512;
@@ -108,26 +109,6 @@ TEST(kernels_rope) {
         for (std::int64_t i = 0; i < head_dim; ++i) {
           CHECK_NEAR(out[h * head_dim + i], expected[i], 1e-6);
         }
-      }
-    }
-  });
-}
-
-TEST(kernels_silu_mul) {
-  on_every_isa([](const Kernels& kernels) {
-    for (const std::size_t n : {1u, 15u, 16u, 33u, 1536u}) {
-      Floats gate = random_floats(n, 4, 6.0f);
-      const Floats up = random_floats(n, 5);
-      gate[0] = -200.0f;
-      gate[n - 1] = n > 1 ? 200.0f : gate[0];
-      for (const bool round : {false, true}) {
-        Floats out(n + 1, -7.0f);
-        kernels.silu_mul(gate.data(), up.data(), static_cast<std::int64_t>(n), round, out.data());
-        const auto expected = specrt::reference::silu_mul(doubles(gate), doubles(up));
-        for (std::size_t i = 0; i < n; ++i) {
-          CHECK_NEAR(out[i], expected[i], (round ? 0x1p-8 : 1e-6) * std::fabs(expected[i]) + 1e-30);
-        }
-        CHECK_EQ(out[n], -7.0f);
       }
     }
   });

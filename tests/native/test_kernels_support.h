@@ -16,6 +16,7 @@
 namespace kernel_test {
 
 using specrt::DType;
+using specrt::Precision;
 using specrt::cpu::Kernels;
 using Floats = std::vector<float>;
 
@@ -46,16 +47,20 @@ inline Floats rounded_to_bf16(Floats x) {
   return x;
 }
 
-/// What gemm_bf16 reads on levels that prepare their input; empty elsewhere. Made in two parts, as
-/// threads would.
-inline std::vector<std::uint16_t> prepare(const Kernels& kernels, DType dtype,
+inline constexpr Precision kPrecisions[] = {Precision::f32, Precision::bf16, Precision::int8,
+                                            Precision::int4, Precision::w8a8};
+
+/// What a product reads instead of x where the level prepares its input; empty elsewhere. Made in
+/// two parts, as threads would.
+inline std::vector<std::uint16_t> prepare(const Kernels& kernels, Precision precision,
                                           const specrt::cpu::GemmArgs& args) {
   std::vector<std::uint16_t> out;
-  if (dtype != DType::bf16 || kernels.prepare_bf16 == nullptr) return out;
+  const auto body = precision == Precision::w8a8 ? kernels.prepare_w8a8 : kernels.prepare_bf16;
+  if (precision == Precision::f32 || body == nullptr) return out;
   out.assign(static_cast<std::size_t>(specrt::cpu::prepared_bytes(args.rows, args.k) / 2), 0xFFFF);
-  const std::int64_t padded = (args.rows + 15) / 16 * 16;
-  kernels.prepare_bf16(args.x, args.rows, args.x_stride, args.k, 0, padded / 2, out.data());
-  kernels.prepare_bf16(args.x, args.rows, args.x_stride, args.k, padded / 2, padded, out.data());
+  const std::int64_t padded = specrt::cpu::prepared_rows(args.rows);
+  body(args.x, args.rows, args.x_stride, args.k, 0, padded / 2, out.data());
+  body(args.x, args.rows, args.x_stride, args.k, padded / 2, padded, out.data());
   return out;
 }
 

@@ -19,9 +19,9 @@ namespace {
 using specrt::CpuIsa;
 using specrt::Decoder;
 using specrt::DecoderOptions;
-using specrt::DType;
 using specrt::Finish;
 using specrt::Model;
+using specrt::Precision;
 using specrt::SamplingParams;
 using tiny::Kind;
 using tiny::Output;
@@ -153,7 +153,7 @@ class Case {
       const std::string text = tiny::difference(outputs[k], plain_[chosen[k]]);
       if (!text.empty()) {
         check::fail(__FILE__, __LINE__,
-                    std::string(specrt::name_of(isa_)) + " " + specrt::name_of(model_.dtype()) +
+                    std::string(specrt::name_of(isa_)) + " " + specrt::name_of(model_.precision()) +
                         ", " + what + ", request " + std::to_string(chosen[k]) + ", block size " +
                         std::to_string(block_size) + ", threads " + std::to_string(threads) + ": " +
                         text);
@@ -171,10 +171,13 @@ class Case {
   std::vector<Tokens> texts_;
 };
 
-std::vector<std::pair<CpuIsa, DType>> levels() {
-  std::vector<std::pair<CpuIsa, DType>> all;
+std::vector<std::pair<CpuIsa, Precision>> levels() {
+  std::vector<std::pair<CpuIsa, Precision>> all;
   for (const CpuIsa isa : specrt::available_cpu_isas()) {
-    for (const DType dtype : {DType::f32, DType::bf16}) all.emplace_back(isa, dtype);
+    for (const Precision dtype :
+         {Precision::f32, Precision::bf16, Precision::int8, Precision::int4, Precision::w8a8}) {
+      all.emplace_back(isa, dtype);
+    }
   }
   return all;
 }
@@ -285,7 +288,7 @@ TEST(lossless_where_the_top_is_close) {
 
 // A shared drafter, and a pass too small for all the rows that are asked for.
 TEST(lossless_in_tight_passes) {
-  const tiny::Spec spec = tiny::small_spec(DType::bf16, 15);
+  const tiny::Spec spec = tiny::small_spec(Precision::bf16, 15);
   Case test(specrt::best_cpu_isa(), spec);
   std::vector<Tokens> texts;
   for (std::size_t i = 0; i < 7; ++i) {

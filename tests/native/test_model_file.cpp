@@ -17,9 +17,9 @@
 
 namespace {
 
-using specrt::DType;
 using specrt::LoadError;
 using specrt::Model;
+using specrt::Precision;
 
 /// A folder that is gone afterwards.
 class Folder {
@@ -76,7 +76,8 @@ bool maps(const std::string& path) {
 
 TEST(model_file_round_trip) {
   const Folder folder;
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const Precision dtype :
+       {Precision::f32, Precision::bf16, Precision::int8, Precision::int4, Precision::w8a8}) {
     for (const bool tied : {false, true}) {
       tiny::Spec spec = tiny::small_spec(dtype);
       spec.tied = tied;
@@ -94,7 +95,7 @@ TEST(model_file_round_trip) {
       model.save(path);
       const Model mapped = Model::map(path);
       const specrt::ModelConfig& got = mapped.config();
-      CHECK(mapped.dtype() == dtype);
+      CHECK(mapped.precision() == dtype);
       CHECK_EQ(mapped.weight_bytes(), model.weight_bytes());
       CHECK_EQ(got.family, config.family);
       CHECK_EQ(got.norm_eps, config.norm_eps);
@@ -122,8 +123,8 @@ TEST(model_file_saved_twice_is_the_same_file) {
 TEST(model_file_save_is_atomic) {
   const Folder folder;
   const std::string path = folder.file("model");
-  const Model first = tiny::random_model(tiny::small_spec(DType::f32, 1));
-  const Model second = tiny::random_model(tiny::small_spec(DType::f32, 2));
+  const Model first = tiny::random_model(tiny::small_spec(Precision::f32, 1));
+  const Model second = tiny::random_model(tiny::small_spec(Precision::f32, 2));
   first.save(path);
   const Model mapped = Model::map(path);
   second.save(path);

@@ -27,6 +27,48 @@ TEST(thread_pool_covers_every_index_once) {
   }
 }
 
+TEST(thread_pool_balanced_parts_cover_every_index_once) {
+  for (const int threads : {1, 2, 3, 8}) {
+    ThreadPool pool(threads);
+    for (const std::int64_t count : {0, 1, 2, 5, 64, 1000}) {
+      for (const std::int64_t grain : {1, 4, 64}) {
+        std::vector<std::atomic<int>> touched(static_cast<std::size_t>(count));
+        std::atomic<bool> good = true;
+        pool.parallel_balanced(count, grain, [&](int thread, std::int64_t begin, std::int64_t end) {
+          const bool long_enough = end - begin >= grain || end == count;
+          if (thread < 0 || thread >= threads || !long_enough) good = false;
+          for (std::int64_t i = begin; i < end; ++i) ++touched[i];
+        });
+        CHECK(good);
+        for (const auto& times : touched) CHECK_EQ(times.load(), 1);
+      }
+    }
+  }
+}
+
+// Whoever is held up gets less: the others go on without it.
+TEST(thread_pool_balanced_parts_follow_speed) {
+  ThreadPool pool(2);
+  std::int64_t done[2] = {0, 0};
+  std::atomic<bool> held = true;
+  pool.parallel_balanced(1000, 1, [&](int thread, std::int64_t begin, std::int64_t end) {
+    done[thread] += end - begin;
+    if (end == 1000) held = false;
+    // The first part that thread 1 takes lasts until everything else is taken.
+    while (thread == 1 && held) std::this_thread::yield();
+  });
+  CHECK_EQ(done[0] + done[1], 1000);
+  CHECK(done[1] <= 500);
+}
+
+TEST(thread_pool_pinned_threads_work) {
+  ThreadPool pool(3, true);
+  std::atomic<int> sum = 0;
+  pool.parallel(
+      30, [&](std::int64_t begin, std::int64_t end) { sum += static_cast<int>(end - begin); });
+  CHECK_EQ(sum.load(), 30);
+}
+
 TEST(thread_pool_shares_are_even_and_repeat) {
   ThreadPool pool(3);
   std::vector<std::int64_t> first;

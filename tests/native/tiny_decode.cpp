@@ -232,7 +232,7 @@ specrt::DecoderOptions options_for(const specrt::Model& model, int sequences, st
   options.threads = 1;
   options.check_invariants = true;
   options.kv_cache_bytes =
-      specrt::kv_cache_bytes_for(model.config(), model.dtype(), options, sequences, tokens);
+      specrt::kv_cache_bytes_for(model.config(), model.precision(), options, sequences, tokens);
   return options;
 }
 

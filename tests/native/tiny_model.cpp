@@ -6,9 +6,9 @@
 
 namespace tiny {
 
-using specrt::DType;
 using specrt::Model;
 using specrt::ModelConfig;
+using specrt::Precision;
 
 ModelConfig config_of(const Spec& spec) {
   ModelConfig config;
@@ -92,10 +92,10 @@ Tensors random_tensors(const Spec& spec) {
   return tensors;
 }
 
-Model build(const ModelConfig& config, DType dtype, const Tensors& tensors) {
+Model build(const ModelConfig& config, Precision dtype, const Tensors& tensors) {
   specrt::ModelBuilder builder(config, dtype);
   for (const specrt::TensorSpec& tensor : specrt::tensors_of(config)) {
-    builder.set(tensor.name, tensor.shape, DType::f32, tensors.at(tensor.name).data());
+    builder.set(tensor.name, tensor.shape, specrt::DType::f32, tensors.at(tensor.name).data());
   }
   return builder.build();
 }
@@ -104,7 +104,7 @@ Model random_model(const Spec& spec) {
   return build(config_of(spec), spec.dtype, random_tensors(spec));
 }
 
-Spec small_spec(DType dtype, std::uint64_t seed) {
+Spec small_spec(Precision dtype, std::uint64_t seed) {
   Spec spec;
   spec.hidden = 32;
   spec.head_dim = 8;
@@ -117,7 +117,7 @@ Spec small_spec(DType dtype, std::uint64_t seed) {
 }
 
 Model bigram_model(const std::vector<std::vector<float>>& logits, std::int64_t max_positions,
-                   DType dtype) {
+                   Precision dtype) {
   Spec spec;
   spec.vocab = static_cast<std::int64_t>(logits.size());
   spec.hidden = spec.vocab;

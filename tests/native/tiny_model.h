@@ -33,7 +33,7 @@ struct Spec {
   bool tied = false;
   double attention_scale = 0.0;
   double rope_scale = 1.0;
-  specrt::DType dtype = specrt::DType::f32;
+  specrt::Precision dtype = specrt::Precision::f32;
   std::uint64_t seed = 1;
   double head_scale = 4.0;  ///< standard deviation of the logits: how clear the winner is
   bool twins = false;       ///< head rows 2i and 2i + 1 are the same: every winner is a tie
@@ -45,17 +45,18 @@ using Tensors = std::map<std::string, std::vector<float>>;
 
 specrt::ModelConfig config_of(const Spec& spec);
 Tensors random_tensors(const Spec& spec);
-specrt::Model build(const specrt::ModelConfig& config, specrt::DType dtype, const Tensors& tensors);
+specrt::Model build(const specrt::ModelConfig& config, specrt::Precision dtype,
+                    const Tensors& tensors);
 specrt::Model random_model(const Spec& spec);
 
 /// The smallest model that still has everything: several layers, grouped heads, a cache.
-Spec small_spec(specrt::DType dtype = specrt::DType::f32, std::uint64_t seed = 1);
+Spec small_spec(specrt::Precision dtype = specrt::Precision::f32, std::uint64_t seed = 1);
 
 /// The next token's logits depend on the last token only: logits[last][next]. Exact up to the
 /// rounding of one norm and one product; blind to everything in the cache.
 specrt::Model bigram_model(const std::vector<std::vector<float>>& logits,
                            std::int64_t max_positions = 512,
-                           specrt::DType dtype = specrt::DType::f32);
+                           specrt::Precision dtype = specrt::Precision::f32);
 
 /// next = last + step modulo vocab, beyond doubt: every output is known by arithmetic.
 specrt::Model counter_model(std::int64_t vocab = 16, std::int64_t max_positions = 512,

@@ -1,0 +1,116 @@
+#include "cpu/quantise.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/pack.h"
+
+namespace specrt::cpu {
+namespace {
+
+/// To the nearest whole number, ties to even; |x| < 2^22. Compilers vectorise it everywhere.
+inline float whole(float x) {
+  constexpr float kMagic = 0x1.8p23f;
+  return (x + kMagic) - kMagic;
+}
+
+inline float as_half(float x) { return half_to_float(float_to_half(x)); }
+
+struct Group {
+  float scale = 0.0f;
+  float minimum = 0.0f;
+  float error = 0.0f;
+  float codes[kGroup] = {};
+};
+
+/// Codes for a scale and minimum that fp16 can hold, and the squared error that they leave.
+void encode(const float* w, std::int64_t count, float scale, float minimum, Group& out) {
+  out.scale = as_half(scale);
+  out.minimum = as_half(minimum);
+  const float inverse = out.scale > 0.0f ? 1.0f / out.scale : 0.0f;
+  out.error = 0.0f;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const float code = std::clamp(whole((w[i] - out.minimum) * inverse), 0.0f, 15.0f);
+    const float off = code * out.scale + out.minimum - w[i];
+    out.codes[i] = code;
+    out.error += off * off;
+  }
+}
+
+/// The scale and minimum that fit given codes best (least squares).
+bool fit(const float* w, std::int64_t count, const Group& from, float& scale, float& minimum) {
+  float sum_q = 0.0f, sum_qq = 0.0f, sum_w = 0.0f, sum_qw = 0.0f;
+  for (std::int64_t i = 0; i < count; ++i) {
+    sum_q += from.codes[i];
+    sum_qq += from.codes[i] * from.codes[i];
+    sum_w += w[i];
+    sum_qw += from.codes[i] * w[i];
+  }
+  const float n = static_cast<float>(count);
+  const float determinant = n * sum_qq - sum_q * sum_q;
+  if (determinant <= 0.0f) return false;
+  scale = (n * sum_qw - sum_q * sum_w) / determinant;
+  minimum = (sum_w - scale * sum_q) / n;
+  return scale > 0.0f;
+}
+
+Group quantise_group(const float* w, std::int64_t count) {
+  const auto [low, high] = std::minmax_element(w, w + count);
+  Group best;
+  encode(w, count, (*high - *low) / 15.0f, *low, best);
+  // Clipping the ends a little, or leaving room, often costs them less than it gives the rest.
+  constexpr float kRanges[] = {13.5f, 14.0f, 14.5f, 15.0f, 15.5f};
+  for (const float range : kRanges) {
+    Group tried;
+    const float middle = 0.5f * (*high + *low);
+    const float scale = (*high - *low) / range;
+    encode(w, count, scale, middle - 7.5f * scale, tried);
+    for (int again = 0; again < 2; ++again) {
+      float better_scale = 0.0f, better_minimum = 0.0f;
+      if (!fit(w, count, tried, better_scale, better_minimum)) break;
+      encode(w, count, better_scale, better_minimum, tried);
+      if (tried.error < best.error) best = tried;
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+bool quantise_int8(const float* weights, std::int64_t k, std::int8_t* codes, float& scale) {
+  float most = 0.0f;
+  bool finite = true;
+  for (std::int64_t i = 0; i < k; ++i) {
+    most = std::max(most, std::fabs(weights[i]));
+    finite = finite && std::isfinite(weights[i]);
+  }
+  if (!finite) return false;
+  scale = most / 127.0f;
+  // A scale that underflows would make infinite codes.
+  const float inverse = scale > 1e-36f ? 1.0f / scale : 0.0f;
+  for (std::int64_t i = 0; i < k; ++i) {
+    const float code = std::clamp(whole(weights[i] * inverse), -127.0f, 127.0f);
+    codes[i] = static_cast<std::int8_t>(code);
+  }
+  return true;
+}
+
+bool quantise_int4(const float* weights, std::int64_t k, std::int8_t* codes, float* scales,
+                   float* minima) {
+  for (std::int64_t i = 0; i < k; ++i) {
+    // What rounds to a finite fp16, twice over: scales come from differences.
+    if (!(std::fabs(weights[i]) < 30000.0f)) return false;
+  }
+  for (std::int64_t first = 0, group = 0; first < k; first += kGroup, ++group) {
+    const std::int64_t count = std::min(kGroup, k - first);
+    const Group made = quantise_group(weights + first, count);
+    scales[group] = made.scale;
+    minima[group] = made.minimum;
+    for (std::int64_t i = 0; i < count; ++i) {
+      codes[first + i] = static_cast<std::int8_t>(made.codes[i]);
+    }
+  }
+  return true;
+}
+
+}  // namespace specrt::cpu

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+
+#include "specrt/types.h"
+
+namespace specrt::cpu {
+
+/// Inputs that share a scale and a minimum in int4.
+inline constexpr std::int64_t kGroup = 32;
+
+/// One output's k weights as int8 with one scale: q = round(w / scale), scale = max |w| / 127.
+/// False where a weight is not finite.
+bool quantise_int8(const float* weights, std::int64_t k, std::int8_t* codes, float& scale);
+
+/// One output's k weights as int4: for each group the fp16 scale and minimum, of several tried,
+/// whose codes leave the least squared error. False where a weight is not finite or a minimum is
+/// beyond fp16.
+bool quantise_int4(const float* weights, std::int64_t k, std::int8_t* codes, float* scales,
+                   float* minima);
+
+}  // namespace specrt::cpu

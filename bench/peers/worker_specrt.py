@@ -1,0 +1,83 @@
+"""specrt as one of the engines: worker_specrt.py MODEL.gguf DTYPE THREADS [ISA]"""
+
+from __future__ import annotations
+
+import sys
+
+from common import Clock, serve
+
+from specrt import Drafter, DraftTree, Engine, SamplingParams, drafters
+
+PATH, DTYPE, THREADS = sys.argv[1], sys.argv[2], int(sys.argv[3])
+ISA = sys.argv[4] if len(sys.argv) > 4 else "auto"
+
+
+class Noise(Drafter):
+    """A chain that is never right, to make passes of a given number of rows."""
+
+    rows = 1
+
+    def propose(self, tokens: list[int], budget: int) -> DraftTree:
+        tree = DraftTree()
+        for node in range(min(budget, self.rows - 1)):
+            tree.add(3 + (7919 * (len(tokens) + node)) % 40000, node - 1)
+        return tree
+
+    def observe(self, committed: list[int]) -> None:
+        pass
+
+
+def _engine(drafter: object, tokens: int) -> Engine:
+    return Engine(
+        PATH,
+        drafter,
+        dtype=DTYPE,
+        threads=THREADS,
+        cpu_isa=ISA,
+        max_model_len=2048,
+        num_speculative_tokens=tokens,
+        enable_prefix_caching=False,
+    )
+
+
+noise = Noise()
+plain = _engine(None, 0)
+ngram = _engine(drafters.NGram(), 16)
+wide = _engine(noise, 63)
+
+
+def decode(prompt: list[int], max_tokens: int, speculate: bool = False) -> dict[str, object]:
+    engine = ngram if speculate else plain
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    first = Clock()
+    engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
+    prefill = first.seconds()
+    clock = Clock()
+    out = engine.generate([prompt], params)[0]
+    return {
+        "tokens": list(out.token_ids),
+        "seconds": clock.seconds() - prefill,
+        "acceptance_length": out.metrics.acceptance_length,
+    }
+
+
+def rows(prompt: list[int], count: int, repeat: int) -> float:
+    """Seconds of a round of `count` rows, everything around the pass included."""
+    noise.rows = count
+    params = SamplingParams(temperature=0.0, max_tokens=repeat + 1, ignore_eos=True)
+    one = Clock()
+    wide.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
+    prefill = one.seconds()
+    clock = Clock()
+    wide.generate([prompt], params)
+    return (clock.seconds() - prefill) / repeat
+
+
+def batch(prompts: list[list[int]], max_tokens: int) -> float:
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    clock = Clock()
+    plain.generate(prompts, params)
+    return clock.seconds()
+
+
+serve({"decode": decode, "rows": rows, "batch": batch})

@@ -5,6 +5,7 @@ set(specrt_sources
     src/core/draft_tree.cpp
     src/core/error.cpp
     src/core/kv_cache.cpp
+    src/core/kv_dtype.cpp
     src/core/prefix_index.cpp
     src/core/sampling_params.cpp
     src/core/suffix_index.cpp
@@ -26,6 +27,7 @@ set(specrt_sources
     src/decode/round.cpp
     src/decode/sequence.cpp
     src/decode/verify.cpp
+    src/model/attention_plan.cpp
     src/model/buffer.cpp
     src/model/config.cpp
     src/model/forward.cpp

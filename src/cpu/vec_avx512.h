@@ -94,6 +94,21 @@ SPECRT_INLINE void store_bf16_part(std::uint16_t* p, F x, std::int64_t n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n), _mm512_cvtepi32_epi16(bf16_bits(x)));
 }
 
+SPECRT_INLINE F load_i8(const std::int8_t* p) {
+  return _mm512_cvtepi32_ps(
+      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+SPECRT_INLINE F load_i8_part(const std::int8_t* p, std::int64_t n) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)));
+}
+/// Rounded to nearest even; for |x| <= 127.
+SPECRT_INLINE void store_i8(std::int8_t* p, F x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+SPECRT_INLINE void store_i8_part(std::int8_t* p, F x, std::int64_t n) {
+  _mm_mask_storeu_epi8(p, first_lanes(n), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+
 /// Pairs of bf16, one pair per lane, and their halves as floats.
 SPECRT_INLINE I load_pairs(const void* p) { return _mm512_loadu_si512(p); }
 SPECRT_INLINE F pair_first(I x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }

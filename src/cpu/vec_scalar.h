@@ -96,6 +96,19 @@ SPECRT_INLINE void store_bf16_part(std::uint16_t* p, F x, std::int64_t n) {
 }
 SPECRT_INLINE void store_bf16(std::uint16_t* p, F x) { store_bf16_part(p, x, kWidth); }
 
+SPECRT_INLINE F load_i8_part(const std::int8_t* p, std::int64_t n) {
+  F x = zero();
+  for (int i = 0; i < n; ++i) x[i] = static_cast<float>(p[i]);
+  return x;
+}
+SPECRT_INLINE F load_i8(const std::int8_t* p) { return load_i8_part(p, kWidth); }
+SPECRT_INLINE void store_i8_part(std::int8_t* p, F x, std::int64_t n) {
+  const F magic = set1(0x1.8p23f);  // adding it rounds to a whole number
+  const F whole = (x + magic) - magic;
+  for (int i = 0; i < n; ++i) p[i] = static_cast<std::int8_t>(whole[i]);
+}
+SPECRT_INLINE void store_i8(std::int8_t* p, F x) { store_i8_part(p, x, kWidth); }
+
 SPECRT_INLINE I load_pairs(const void* p) {
   I u;
   __builtin_memcpy(&u, p, sizeof u);

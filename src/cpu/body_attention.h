@@ -58,15 +58,14 @@ SPECRT_INLINE void finish(const AttentionArgs& args, float sum, float* out) {
               });
 }
 
-/// Vectors of positions [begin, begin + count) that the block table names.
+/// Slots of positions [begin, begin + count) that the block table names.
 SPECRT_INLINE void find_in_table(const AttentionArgs& args, const AttentionRow& row,
-                                 std::int64_t kv_head, std::int64_t begin, int count,
-                                 std::int64_t* at) {
+                                 std::int64_t begin, int count, std::int64_t* at) {
   if (count <= 0) return;
   std::int64_t block = begin / args.block_size;
   std::int64_t inside = begin % args.block_size;
   for (int i = 0; i < count; ++i) {
-    at[i] = (row.table[block] * args.block_size + inside) * args.kv_heads + kv_head;
+    at[i] = row.table[block] * args.block_size + inside;
     if (++inside == args.block_size) {
       inside = 0;
       ++block;
@@ -82,16 +81,19 @@ SPECRT_INLINE void widen_vector(const T* from, std::int64_t dim, float* to) {
   });
 }
 
-/// One task of attention(): rows of one block table, one kv head.
+/// Rows of one block table and a few kv heads, which lie beside each other in memory.
 template <typename T>
 class Task {
  public:
-  Task(const AttentionArgs& args, const AttentionUnit& unit, std::int64_t kv_head)
+  Task(const AttentionArgs& args, const AttentionUnit& unit, std::int64_t kv_head, int kv_heads)
       : args_(args),
         rows_(args.rows + unit.first_row),
         kv_head_(kv_head),
+        kv_heads_(kv_heads),
         count_(static_cast<int>(unit.rows)),
         group_(static_cast<int>(args.q_heads / args.kv_heads)),
+        width_(kv_heads * group_),
+        q_head_(kv_head * group_),
         heads_{args.head_dim, args.scale, args.softcap} {}
 
   void run(std::int64_t only_segment) {
@@ -101,10 +103,10 @@ class Task {
       extents_[r] = extent_of(args_, rows_[r]);
       first = extents_[r].first_segment < first ? extents_[r].first_segment : first;
       end = extents_[r].end_segment > end ? extents_[r].end_segment : end;
-      most_in_table_ =
-          rows_[r].table_positions > most_in_table_ ? rows_[r].table_positions : most_in_table_;
-      for (int g = 0; g < group_; ++g) {
-        columns_[r * group_ + g].q = rows_[r].q + (kv_head_ * group_ + g) * heads_.dim;
+      const std::int64_t in_table = rows_[r].table_positions;
+      most_in_table_ = in_table > most_in_table_ ? in_table : most_in_table_;
+      for (int i = 0; i < width_; ++i) {
+        columns_[r * width_ + i].q = rows_[r].q + (q_head_ + i) * heads_.dim;
       }
     }
     if (only_segment >= 0) {
@@ -113,9 +115,7 @@ class Task {
     }
     for (std::int64_t s = first; s < end; ++s) run_segment(s);
     for (int r = 0; r < count_; ++r) {
-      for (int g = 0; g < group_; ++g) {
-        finish(args_, before_[r * group_ + g].sum, head_out(r, g));
-      }
+      for (int i = 0; i < width_; ++i) finish(args_, before_[r * width_ + i].sum, head_out(r, i));
     }
   }
 
@@ -126,9 +126,7 @@ class Task {
   };
   enum class Share : std::uint8_t { none, whole, part, own };
 
-  float* head_out(int row, int g) const {
-    return rows_[row].out + (kv_head_ * group_ + g) * heads_.dim;
-  }
+  float* head_out(int r, int i) const { return rows_[r].out + (q_head_ + i) * heads_.dim; }
 
   void run_segment(std::int64_t segment) {
     std::int64_t begin = INT64_MAX;
@@ -140,9 +138,9 @@ class Task {
       const std::int64_t from = e.gone / kChunk * kChunk;
       begin = from < begin ? from : begin;
       end = e.total > end ? e.total : end;
-      for (int g = 0; g < group_; ++g) {
-        Column& column = columns_[r * group_ + g];
-        column.out = target(segment, r, g);
+      for (int i = 0; i < width_; ++i) {
+        Column& column = columns_[r * width_ + i];
+        column.out = target(segment, r, i);
         column.top = -__builtin_inff();
         column.sum = 0.0f;
         __builtin_memset(column.out, 0, static_cast<std::size_t>(heads_.dim) * sizeof(float));
@@ -165,12 +163,10 @@ class Task {
 
   /// Where a segment's sums of a head go: its place among the partials, or the output itself for
   /// the first one, or a place to combine from.
-  float* target(std::int64_t segment, int r, int g) {
+  float* target(std::int64_t segment, int r, int i) {
     const std::int64_t later = segment - extents_[r].first_segment;
-    if (rows_[r].partial >= 0) {
-      return partial(r, later) + (kv_head_ * group_ + g) * heads_.dim;
-    }
-    return later == 0 ? head_out(r, g) : later_ + (r * group_ + g) * heads_.dim;
+    if (rows_[r].partial >= 0) return partial(r, later) + (q_head_ + i) * heads_.dim;
+    return later == 0 ? head_out(r, i) : later_ + (r * width_ + i) * heads_.dim;
   }
 
   float* partial(int r, std::int64_t later) const {
@@ -179,19 +175,19 @@ class Task {
 
   void keep(std::int64_t segment, int r) {
     const std::int64_t later = segment - extents_[r].first_segment;
-    for (int g = 0; g < group_; ++g) {
-      const Column& column = columns_[r * group_ + g];
+    for (int i = 0; i < width_; ++i) {
+      const Column& column = columns_[r * width_ + i];
       if (rows_[r].partial >= 0) {
         float* tops = partial(r, later) + args_.q_heads * heads_.dim;
-        tops[kv_head_ * group_ + g] = column.top;
-        tops[args_.q_heads + kv_head_ * group_ + g] = column.sum;
+        tops[q_head_ + i] = column.top;
+        tops[args_.q_heads + q_head_ + i] = column.sum;
         continue;
       }
-      Softmax& before = before_[r * group_ + g];
+      Softmax& before = before_[r * width_ + i];
       if (later == 0) {
         before = {column.top, column.sum};
       } else {
-        combine(before.top, before.sum, head_out(r, g), column.top, column.sum, column.out,
+        combine(before.top, before.sum, head_out(r, i), column.top, column.sum, column.out,
                 heads_.dim);
       }
     }
@@ -200,7 +196,7 @@ class Task {
   void locate(std::int64_t begin, int which) {
     const std::int64_t left = most_in_table_ - begin;
     in_table_[which] = static_cast<int>(left < 0 ? 0 : left < kChunk ? left : kChunk);
-    find_in_table(args_, rows_[0], kv_head_, begin, in_table_[which], places_[which]);
+    find_in_table(args_, rows_[0], begin, in_table_[which], places_[which]);
   }
 
   void run_chunk(std::int64_t begin, int now) {
@@ -227,19 +223,22 @@ class Task {
       }
     }
     if (shared > 0) {
-      const std::int64_t* at = places_[now];
-      find_scales(at, lowest, highest);
       // Few heads read a value about as often as widening it would.
-      if (sizeof(T) < sizeof(float) && shared * group_ > kHeadsAtOnce) {
-        widen(at, lowest, highest, now);
-        Chunk<float> chunk = {wide_k_, wide_v_, kInOrder, k_scales(), v_scales(),
-                              0,       kChunk,  nullptr,  -1};
-        run_shared(chunk);
-      } else {
-        Chunk<T> chunk = {keys(),     values(),         at,
-                          k_scales(), v_scales(),       0,
-                          kChunk,     places_[1 - now], in_table_[1 - now]};
-        run_shared(chunk);
+      const bool wide = sizeof(T) < sizeof(float) && shared * group_ > kHeadsAtOnce;
+      const std::int64_t* at = places_[now];
+      for (int h = 0; h < kv_heads_; ++h) {
+        find_scales(at, lowest, highest, h);
+        if (wide) {
+          widen(at, lowest, highest, now, h);
+          Chunk<float> chunk = {wide_k_,    wide_v_, heads_.dim, kInOrder, k_scales(),
+                                v_scales(), 0,       kChunk,     nullptr,  -1};
+          run_shared(chunk, h);
+        } else {
+          Chunk<T> chunk = chunk_of(at, h);
+          chunk.next = places_[1 - now];
+          chunk.next_count = in_table_[1 - now];
+          run_shared(chunk, h);
+        }
       }
     }
     for (int r = 0; r < count_; ++r) {
@@ -247,15 +246,20 @@ class Task {
     }
   }
 
+  Chunk<T> chunk_of(const std::int64_t* at, int h) const {
+    return {keys(h), values(h), args_.kv_heads * heads_.dim, at, k_scales(), v_scales(), 0, kChunk,
+            nullptr, 0};
+  }
+
   /// Rows that find all of the chunk's positions by the block table.
   template <typename U>
-  SPECRT_INLINE void run_shared(Chunk<U>& chunk) {
+  SPECRT_INLINE void run_shared(Chunk<U>& chunk, int h) {
     Column* block[kHeadsAtOnce];
     int filled = 0;
     for (int r = 0; r < count_; ++r) {
       if (shares_[r] != Share::whole) continue;
       for (int g = 0; g < group_; ++g) {
-        block[filled++] = &columns_[r * group_ + g];
+        block[filled++] = &columns_[r * width_ + h * group_ + g];
         if (filled < kHeadsAtOnce) continue;
         attend_columns(filled, heads_, chunk, block);
         filled = 0;
@@ -267,18 +271,18 @@ class Task {
       chunk.next_count = -1;
     }
     for (int r = 0; r < count_; ++r) {
-      if (shares_[r] == Share::part) run_row(chunk, r);
+      if (shares_[r] == Share::part) run_row(chunk, r, h);
     }
   }
 
   template <typename U>
-  SPECRT_INLINE void run_row(Chunk<U>& chunk, int r) {
+  SPECRT_INLINE void run_row(Chunk<U>& chunk, int r, int h) {
     chunk.first = firsts_[r];
     chunk.count = counts_[r];
     Column* block[kHeadsAtOnce];
     for (int g = 0; g < group_; g += kHeadsAtOnce) {
       const int count = group_ - g < kHeadsAtOnce ? group_ - g : kHeadsAtOnce;
-      for (int i = 0; i < count; ++i) block[i] = &columns_[r * group_ + g + i];
+      for (int i = 0; i < count; ++i) block[i] = &columns_[r * width_ + h * group_ + g + i];
       attend_columns(count, heads_, chunk, block);
       chunk.next_count = -1;
     }
@@ -290,45 +294,53 @@ class Task {
     std::int64_t at[kChunk];
     const std::int64_t left = row.table_positions - begin;
     const int in_table = static_cast<int>(left < 0 ? 0 : left < counts_[r] ? left : counts_[r]);
-    find_in_table(args_, row, kv_head_, begin, in_table, at);
+    find_in_table(args_, row, begin, in_table, at);
     for (int i = in_table; i < counts_[r]; ++i) {
-      const std::int64_t slot = args_.path_base + row.path[begin + i - row.table_positions];
-      at[i] = slot * args_.kv_heads + kv_head_;
+      at[i] = args_.path_base + row.path[begin + i - row.table_positions];
     }
-    find_scales(at, firsts_[r], counts_[r]);
-    Chunk<T> chunk = {keys(), values(), at, k_scales(), v_scales(), 0, kChunk, nullptr, 0};
-    run_row(chunk, r);
+    for (int h = 0; h < kv_heads_; ++h) {
+      find_scales(at, firsts_[r], counts_[r], h);
+      Chunk<T> chunk = chunk_of(at, h);
+      run_row(chunk, r, h);
+    }
   }
 
-  void find_scales(const std::int64_t* at, int from, int to) {
+  void find_scales(const std::int64_t* at, int from, int to, int h) {
     if constexpr (sizeof(T) == 1) {
       for (int i = 0; i < kChunk; ++i) {
         const bool inside = i >= from && i < to;
-        k_scales_[i] = inside ? args_.k_scales[at[i]] : 0.0f;
-        v_scales_[i] = inside ? args_.v_scales[at[i]] : 0.0f;
+        const std::int64_t scale = inside ? at[i] * args_.kv_heads + kv_head_ + h : 0;
+        k_scales_[i] = inside ? args_.k_scales[scale] : 0.0f;
+        v_scales_[i] = inside ? args_.v_scales[scale] : 0.0f;
       }
     } else {
       (void)at;
       (void)from;
       (void)to;
+      (void)h;
     }
   }
 
-  void widen(const std::int64_t* at, int from, int to, int now) {
+  void widen(const std::int64_t* at, int from, int to, int now, int h) {
     const std::int64_t bytes = heads_.dim * static_cast<std::int64_t>(sizeof(T));
+    const std::int64_t stride = args_.kv_heads * heads_.dim;
     const std::int64_t* next = places_[1 - now];
     for (int i = from; i < to; ++i) {
       if (i < in_table_[1 - now]) {
-        prefetch_vector(keys() + next[i] * heads_.dim, bytes);
-        prefetch_vector(values() + next[i] * heads_.dim, bytes);
+        prefetch_vector(keys(h) + next[i] * stride, bytes);
+        prefetch_vector(values(h) + next[i] * stride, bytes);
       }
-      widen_vector(keys() + at[i] * heads_.dim, heads_.dim, wide_k_ + i * heads_.dim);
-      widen_vector(values() + at[i] * heads_.dim, heads_.dim, wide_v_ + i * heads_.dim);
+      widen_vector(keys(h) + at[i] * stride, heads_.dim, wide_k_ + i * heads_.dim);
+      widen_vector(values(h) + at[i] * stride, heads_.dim, wide_v_ + i * heads_.dim);
     }
   }
 
-  const T* keys() const { return static_cast<const T*>(args_.k); }
-  const T* values() const { return static_cast<const T*>(args_.v); }
+  const T* keys(int h) const {
+    return static_cast<const T*>(args_.k) + (kv_head_ + h) * heads_.dim;
+  }
+  const T* values(int h) const {
+    return static_cast<const T*>(args_.v) + (kv_head_ + h) * heads_.dim;
+  }
   const float* k_scales() const { return sizeof(T) == 1 ? k_scales_ : nullptr; }
   const float* v_scales() const { return sizeof(T) == 1 ? v_scales_ : nullptr; }
 
@@ -338,9 +350,12 @@ class Task {
 
   const AttentionArgs& args_;
   const AttentionRow* rows_;
-  std::int64_t kv_head_;
+  std::int64_t kv_head_;  // the first
+  int kv_heads_;
   int count_;
   int group_;
+  int width_;            // query heads of a row
+  std::int64_t q_head_;  // the first of them
   Heads heads_;
   std::int64_t most_in_table_ = 0;
   Extent extents_[kMostRows];
@@ -359,25 +374,39 @@ class Task {
   alignas(64) float later_[kMaxHeadGroup * kMaxHeadDim];
 };
 
+/// As many kv heads as a Task has room for: together they read memory from one end to the other.
+SPECRT_INLINE std::int64_t heads_at_once(const AttentionArgs& args, const AttentionUnit& unit) {
+  const std::int64_t group = args.q_heads / args.kv_heads;
+  const std::int64_t by_sums = kMaxHeadGroup * kMaxHeadDim / (unit.rows * group * args.head_dim);
+  const std::int64_t by_columns = kMaxHeadGroup / group;
+  const std::int64_t most = by_sums < by_columns ? by_sums : by_columns;
+  return most < 1 ? 1 : most;
+}
+
 template <typename T>
-void attend(const AttentionArgs& args, std::int64_t task) {
-  const AttentionUnit& unit = args.units[task / args.kv_heads];
-  Task<T>(args, unit, task % args.kv_heads).run(unit.segment);
+void attend(const AttentionArgs& args, std::int64_t task_begin, std::int64_t task_end) {
+  for (std::int64_t task = task_begin; task < task_end;) {
+    const AttentionUnit& unit = args.units[task / args.kv_heads];
+    const std::int64_t kv_head = task % args.kv_heads;
+    std::int64_t heads = heads_at_once(args, unit);
+    heads = heads < args.kv_heads - kv_head ? heads : args.kv_heads - kv_head;
+    heads = heads < task_end - task ? heads : task_end - task;
+    Task<T>(args, unit, kv_head, static_cast<int>(heads)).run(unit.segment);
+    task += heads;
+  }
 }
 
 void attention(const AttentionArgs& args, std::int64_t task_begin, std::int64_t task_end) {
-  for (std::int64_t task = task_begin; task < task_end; ++task) {
-    switch (args.kv_dtype) {
-      case KvDType::f32:
-        attend<float>(args, task);
-        break;
-      case KvDType::bf16:
-        attend<std::uint16_t>(args, task);
-        break;
-      case KvDType::i8:
-        attend<std::int8_t>(args, task);
-        break;
-    }
+  switch (args.kv_dtype) {
+    case KvDType::f32:
+      attend<float>(args, task_begin, task_end);
+      break;
+    case KvDType::bf16:
+      attend<std::uint16_t>(args, task_begin, task_end);
+      break;
+    case KvDType::i8:
+      attend<std::int8_t>(args, task_begin, task_end);
+      break;
   }
 }
 

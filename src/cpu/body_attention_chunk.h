@@ -34,11 +34,12 @@ struct Heads {
   float softcap;
 };
 
-/// Positions [first, count) of a chunk: keys and values at the vectors that `at` names.
+/// Positions [first, count) of a chunk: a key at k + at[i] * stride.
 template <typename T>
 struct Chunk {
   const T* k;
   const T* v;
+  std::int64_t stride;
   const std::int64_t* at;
   const float* k_scales;  ///< [kChunk], or null where values are as they are
   const float* v_scales;
@@ -96,8 +97,8 @@ SPECRT_INLINE void score(const Heads& heads, const Chunk<T>& chunk, Column* cons
       const int j = from + 4 * quad;
       if (chunk.next_count >= 0) {
         for (int i = j; i < j + 4; ++i) {
-          if (i < chunk.count) prefetch_vector(chunk.v + chunk.at[i] * heads.dim, bytes);
-          if (i < chunk.next_count) prefetch_vector(chunk.k + chunk.next[i] * heads.dim, bytes);
+          if (i < chunk.count) prefetch_vector(chunk.v + chunk.at[i] * chunk.stride, bytes);
+          if (i < chunk.next_count) prefetch_vector(chunk.k + chunk.next[i] * chunk.stride, bytes);
         }
       }
       if (j >= chunk.count || j + 4 <= chunk.first) {
@@ -109,7 +110,7 @@ SPECRT_INLINE void score(const Heads& heads, const Chunk<T>& chunk, Column* cons
       for (int i = 0; i < 4; ++i) {
         // Outside any position will do: its score is overwritten.
         const bool inside = j + i >= chunk.first && j + i < chunk.count;
-        key[i] = chunk.k + chunk.at[inside ? j + i : chunk.first] * heads.dim;
+        key[i] = chunk.k + chunk.at[inside ? j + i : chunk.first] * chunk.stride;
       }
       for (int i = 0; i < 4; i += kTogether) {
         dot<T, G, kTogether>(columns, key, i, heads.dim, sums);
@@ -164,7 +165,7 @@ SPECRT_INLINE void advance(Column* const* columns, const float* v_scales,
 
 /// out[g][d...] = out * rescale + sum over the chunk of weight * v, for V vectors from d on.
 template <typename T, int G, int V>
-SPECRT_INLINE void weigh(const Heads& heads, const Chunk<T>& chunk, Column* const* columns,
+SPECRT_INLINE void weigh(const Chunk<T>& chunk, Column* const* columns,
                          const float (&weights)[G][kChunk], const float (&rescale)[kWidth],
                          std::int64_t d, std::int64_t lanes) {
   F sums[G][V];
@@ -176,7 +177,7 @@ SPECRT_INLINE void weigh(const Heads& heads, const Chunk<T>& chunk, Column* cons
     }
   }
   for (int j = chunk.first; j < chunk.count; ++j) {
-    const T* from = chunk.v + chunk.at[j] * heads.dim + d;
+    const T* from = chunk.v + chunk.at[j] * chunk.stride + d;
     F value[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) value[v] = load_lanes(from + v * kWidth, lanes);
@@ -206,12 +207,12 @@ void attend_chunk(const Heads& heads, const Chunk<T>& chunk, Column* const* colu
   constexpr int kVectors = G * 4 <= (kAccumulators < 12 ? 12 : kAccumulators) ? 4 : 2;
   std::int64_t d = 0;
   for (; d + kVectors * kWidth <= heads.dim; d += kVectors * kWidth) {
-    weigh<T, G, kVectors>(heads, chunk, columns, scores, rescale, d, kWidth);
+    weigh<T, G, kVectors>(chunk, columns, scores, rescale, d, kWidth);
   }
   for (; d + kWidth <= heads.dim; d += kWidth) {
-    weigh<T, G, 1>(heads, chunk, columns, scores, rescale, d, kWidth);
+    weigh<T, G, 1>(chunk, columns, scores, rescale, d, kWidth);
   }
-  if (d < heads.dim) weigh<T, G, 1>(heads, chunk, columns, scores, rescale, d, heads.dim - d);
+  if (d < heads.dim) weigh<T, G, 1>(chunk, columns, scores, rescale, d, heads.dim - d);
 }
 
 template <typename T>

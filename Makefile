@@ -110,6 +110,7 @@ $(BUILD)/bench/.built: $(BENCH)
 
 bench: $(BUILD)/bench/.built
 	$(BUILD)/bench/bench/bench_kernels $(BENCH_ARGS)
+	$(BUILD)/bench/bench/bench_attention $(BENCH_ARGS)
 
 lint: $(TEST)/.installed
 	ruff check $(PY_CHECKED)

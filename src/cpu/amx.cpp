@@ -1,4 +1,4 @@
-// bf16 products on the tile unit (AMX). Everything else is AVX-512's.
+// bf16 products on the tile unit (AMX). Attention: amx_attention.cpp. Everything else is AVX-512's.
 //
 // A step covers 32 of k: one A tile of up to 16 rows of x, and for each panel two B tiles of 16
 // outputs, which the packed layout already holds in the order that the unit reads. Every output is
@@ -254,7 +254,10 @@ void gemm(const GemmArgs& args, std::int64_t panel_begin, std::int64_t panel_end
 
 }  // namespace
 
+void fill_amx_attention(Kernels& table);
+
 void fill_amx(Kernels& table) {
+  fill_amx_attention(table);
   table.name = "amx";
   table.prepare_bf16 = prepare;
   table.gemm_bf16 = gemm;

@@ -3,7 +3,7 @@
 #include "cpu/body_gemm.h"
 #include "cpu/body_math.h"
 // After the exponential:
-#include "cpu/body_attention.h"
+#include "cpu/body_attention_vector.h"
 #include "cpu/body_kv.h"
 #include "cpu/body_race.h"
 #include "cpu/body_vocab.h"

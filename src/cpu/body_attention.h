@@ -73,16 +73,9 @@ SPECRT_INLINE void find_in_table(const AttentionArgs& args, const AttentionRow& 
   }
 }
 
-/// Values as they are stored, or as floats.
-template <typename T>
-SPECRT_INLINE void widen_vector(const T* from, std::int64_t dim, float* to) {
-  for_vectors(dim, [&](std::int64_t i, std::int64_t lanes) __attribute__((always_inline)) {
-    store_lanes(to + i, load_lanes(from + i, lanes), lanes);
-  });
-}
-
-/// Rows of one block table and a few kv heads, which lie beside each other in memory.
-template <typename T>
+/// Rows of one block table and a few kv heads, which lie beside each other in memory. `Self` does a
+/// chunk: start() once q is known, shared_rows() for rows of Share::whole and part, own_row().
+template <typename T, typename Self>
 class Task {
  public:
   Task(const AttentionArgs& args, const AttentionUnit& unit, std::int64_t kv_head, int kv_heads)
@@ -109,6 +102,7 @@ class Task {
         columns_[r * width_ + i].q = rows_[r].q + (q_head_ + i) * heads_.dim;
       }
     }
+    self().start();
     if (only_segment >= 0) {
       run_segment(only_segment);
       return;
@@ -119,11 +113,7 @@ class Task {
     }
   }
 
- private:
-  struct Softmax {
-    float top;
-    float sum;
-  };
+ protected:
   enum class Share : std::uint8_t { none, whole, part, own };
 
   float* head_out(int r, int i) const { return rows_[r].out + (q_head_ + i) * heads_.dim; }
@@ -222,74 +212,14 @@ class Task {
         ++shared;
       }
     }
-    if (shared > 0) {
-      // Few heads read a value about as often as widening it would.
-      const bool wide = sizeof(T) < sizeof(float) && shared * group_ > kHeadsAtOnce;
-      const std::int64_t* at = places_[now];
-      for (int h = 0; h < kv_heads_; ++h) {
-        find_scales(at, lowest, highest, h);
-        if (wide) {
-          widen(at, lowest, highest, now, h);
-          Chunk<float> chunk = {wide_k_,    wide_v_, heads_.dim, kInOrder, k_scales(),
-                                v_scales(), 0,       kChunk,     nullptr,  -1};
-          run_shared(chunk, h);
-        } else {
-          Chunk<T> chunk = chunk_of(at, h);
-          chunk.next = places_[1 - now];
-          chunk.next_count = in_table_[1 - now];
-          run_shared(chunk, h);
-        }
-      }
-    }
+    if (shared > 0) self().shared_rows(places_[now], lowest, highest, shared, 1 - now);
     for (int r = 0; r < count_; ++r) {
-      if (shares_[r] == Share::own) run_own(begin, r);
-    }
-  }
-
-  Chunk<T> chunk_of(const std::int64_t* at, int h) const {
-    return {keys(h), values(h), args_.kv_heads * heads_.dim, at, k_scales(), v_scales(), 0, kChunk,
-            nullptr, 0};
-  }
-
-  /// Rows that find all of the chunk's positions by the block table.
-  template <typename U>
-  SPECRT_INLINE void run_shared(Chunk<U>& chunk, int h) {
-    Column* block[kHeadsAtOnce];
-    int filled = 0;
-    for (int r = 0; r < count_; ++r) {
-      if (shares_[r] != Share::whole) continue;
-      for (int g = 0; g < group_; ++g) {
-        block[filled++] = &columns_[r * width_ + h * group_ + g];
-        if (filled < kHeadsAtOnce) continue;
-        attend_columns(filled, heads_, chunk, block);
-        filled = 0;
-        chunk.next_count = -1;
-      }
-    }
-    if (filled > 0) {
-      attend_columns(filled, heads_, chunk, block);
-      chunk.next_count = -1;
-    }
-    for (int r = 0; r < count_; ++r) {
-      if (shares_[r] == Share::part) run_row(chunk, r, h);
-    }
-  }
-
-  template <typename U>
-  SPECRT_INLINE void run_row(Chunk<U>& chunk, int r, int h) {
-    chunk.first = firsts_[r];
-    chunk.count = counts_[r];
-    Column* block[kHeadsAtOnce];
-    for (int g = 0; g < group_; g += kHeadsAtOnce) {
-      const int count = group_ - g < kHeadsAtOnce ? group_ - g : kHeadsAtOnce;
-      for (int i = 0; i < count; ++i) block[i] = &columns_[r * width_ + h * group_ + g + i];
-      attend_columns(count, heads_, chunk, block);
-      chunk.next_count = -1;
+      if (shares_[r] == Share::own) place_own_row(begin, r);
     }
   }
 
   /// A row whose path reaches into the chunk.
-  void run_own(std::int64_t begin, int r) {
+  void place_own_row(std::int64_t begin, int r) {
     const AttentionRow& row = rows_[r];
     std::int64_t at[kChunk];
     const std::int64_t left = row.table_positions - begin;
@@ -298,41 +228,7 @@ class Task {
     for (int i = in_table; i < counts_[r]; ++i) {
       at[i] = args_.path_base + row.path[begin + i - row.table_positions];
     }
-    for (int h = 0; h < kv_heads_; ++h) {
-      find_scales(at, firsts_[r], counts_[r], h);
-      Chunk<T> chunk = chunk_of(at, h);
-      run_row(chunk, r, h);
-    }
-  }
-
-  void find_scales(const std::int64_t* at, int from, int to, int h) {
-    if constexpr (sizeof(T) == 1) {
-      for (int i = 0; i < kChunk; ++i) {
-        const bool inside = i >= from && i < to;
-        const std::int64_t scale = inside ? at[i] * args_.kv_heads + kv_head_ + h : 0;
-        k_scales_[i] = inside ? args_.k_scales[scale] : 0.0f;
-        v_scales_[i] = inside ? args_.v_scales[scale] : 0.0f;
-      }
-    } else {
-      (void)at;
-      (void)from;
-      (void)to;
-      (void)h;
-    }
-  }
-
-  void widen(const std::int64_t* at, int from, int to, int now, int h) {
-    const std::int64_t bytes = heads_.dim * static_cast<std::int64_t>(sizeof(T));
-    const std::int64_t stride = args_.kv_heads * heads_.dim;
-    const std::int64_t* next = places_[1 - now];
-    for (int i = from; i < to; ++i) {
-      if (i < in_table_[1 - now]) {
-        prefetch_vector(keys(h) + next[i] * stride, bytes);
-        prefetch_vector(values(h) + next[i] * stride, bytes);
-      }
-      widen_vector(keys(h) + at[i] * stride, heads_.dim, wide_k_ + i * heads_.dim);
-      widen_vector(values(h) + at[i] * stride, heads_.dim, wide_v_ + i * heads_.dim);
-    }
+    self().own_row(at, r);
   }
 
   const T* keys(int h) const {
@@ -341,12 +237,15 @@ class Task {
   const T* values(int h) const {
     return static_cast<const T*>(args_.v) + (kv_head_ + h) * heads_.dim;
   }
-  const float* k_scales() const { return sizeof(T) == 1 ? k_scales_ : nullptr; }
-  const float* v_scales() const { return sizeof(T) == 1 ? v_scales_ : nullptr; }
 
-  static constexpr std::int64_t kInOrder[kChunk] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
-                                                    11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
-                                                    22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+ private:
+  friend Self;
+  struct Softmax {
+    float top;
+    float sum;
+  };
+
+  Self& self() { return static_cast<Self&>(*this); }
 
   const AttentionArgs& args_;
   const AttentionRow* rows_;
@@ -367,48 +266,8 @@ class Task {
   std::int64_t places_[2][kChunk];
   Column columns_[kMostRows * kMaxHeadGroup];
   Softmax before_[kMostRows * kMaxHeadGroup];  // of the segments before
-  alignas(64) float k_scales_[kChunk];
-  alignas(64) float v_scales_[kChunk];
-  alignas(64) float wide_k_[kChunk * kMaxHeadDim];
-  alignas(64) float wide_v_[kChunk * kMaxHeadDim];
   alignas(64) float later_[kMaxHeadGroup * kMaxHeadDim];
 };
-
-/// As many kv heads as a Task has room for: together they read memory from one end to the other.
-SPECRT_INLINE std::int64_t heads_at_once(const AttentionArgs& args, const AttentionUnit& unit) {
-  const std::int64_t group = args.q_heads / args.kv_heads;
-  const std::int64_t by_sums = kMaxHeadGroup * kMaxHeadDim / (unit.rows * group * args.head_dim);
-  const std::int64_t by_columns = kMaxHeadGroup / group;
-  const std::int64_t most = by_sums < by_columns ? by_sums : by_columns;
-  return most < 1 ? 1 : most;
-}
-
-template <typename T>
-void attend(const AttentionArgs& args, std::int64_t task_begin, std::int64_t task_end) {
-  for (std::int64_t task = task_begin; task < task_end;) {
-    const AttentionUnit& unit = args.units[task / args.kv_heads];
-    const std::int64_t kv_head = task % args.kv_heads;
-    std::int64_t heads = heads_at_once(args, unit);
-    heads = heads < args.kv_heads - kv_head ? heads : args.kv_heads - kv_head;
-    heads = heads < task_end - task ? heads : task_end - task;
-    Task<T>(args, unit, kv_head, static_cast<int>(heads)).run(unit.segment);
-    task += heads;
-  }
-}
-
-void attention(const AttentionArgs& args, std::int64_t task_begin, std::int64_t task_end) {
-  switch (args.kv_dtype) {
-    case KvDType::f32:
-      attend<float>(args, task_begin, task_end);
-      break;
-    case KvDType::bf16:
-      attend<std::uint16_t>(args, task_begin, task_end);
-      break;
-    case KvDType::i8:
-      attend<std::int8_t>(args, task_begin, task_end);
-      break;
-  }
-}
 
 void attention_combine(const AttentionArgs& args, std::int64_t row_begin, std::int64_t row_end) {
   const std::int64_t dim = args.head_dim;

@@ -191,29 +191,21 @@ MUTANTS = [
         "src/cpu/body_attention.h",
         "shares_[r] = first == 0 && count == kChunk ? Share::whole : Share::part;",
         "shares_[r] = first == 0 ? Share::whole : Share::part;",
-        "attention_row",
+        "attention_rows_keep",
     ),
     Mutant(
         "path_read_from_the_blocks",
         "src/cpu/body_attention.h",
         "} else if (begin + count > rows_[r].table_positions) {",
         "} else if (begin >= rows_[r].table_positions) {",
-        "attention_row",
+        "attention_rows_keep",
     ),
     Mutant(
         "segment_not_brought_to_the_common_maximum",
         "src/cpu/body_attention.h",
         "scale[1] = later_top - new_top;",
         "scale[1] = 0.0f;",
-        "kernels_attention",
-    ),
-    Mutant(
-        "segments_end_with_the_task",
-        "src/cpu/body_attention.h",
-        "const std::int64_t start = segment * kAttentionSegment;",
-        "const std::int64_t start = rows_[0].partial < 0 ? extents_[0].first_segment *\n"
-        "        kAttentionSegment : segment * kAttentionSegment;",
-        "attention_",
+        "kernels_attention_win",
     ),
     Mutant(
         "one_scale_for_all_heads",

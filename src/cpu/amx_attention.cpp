@@ -170,27 +170,25 @@ class TileTask : public Task<Bf16, TileTask> {
     return true;
   }
 
-  /// Keys and values of positions [first, count) as the tiles read them, zeros elsewhere. Keys of
-  /// whole blocks are so already.
+  /// Whether sums are kept in the order that values come in by unpacking alone; settle() undoes it.
+  bool shuffled() const { return heads_.dim % kStep == 0; }
+
+  /// Keys and values of positions [first, count) as the tiles read them, zeros elsewhere.
   void bring(const std::int64_t* at, int first, int count, int following, int h) {
+    if (following >= 0) fetch(following, h);
+    if (first == 0 && count == kChunk && shuffled()) {
+      bring_whole(at, h);
+      return;
+    }
     const std::int64_t dim = heads_.dim;
     const std::int64_t stride = args_.kv_heads * dim;
     const Bf16* k = keys(h);
     const Bf16* v = values(h);
     const std::int64_t wide = steps_of(dim) * kStep;
-    const bool direct =
-        first == 0 && count == kChunk && wide == dim && in_a_row(at) && in_a_row(at + 16);
-    key_tiles_[0] = direct ? k + at[0] * stride : keys_;
-    key_tiles_[1] = direct ? k + at[16] * stride : keys_ + 16 * wide;
-    key_stride_ = (direct ? stride : wide) * 2;
-    const int ahead = following < 0 ? 0 : in_table_[following];
-    const std::int64_t* next = following < 0 ? nullptr : places_[following];
+    key_tiles_[0] = keys_;
+    key_tiles_[1] = keys_ + 16 * wide;
+    key_stride_ = wide * 2;
     for (int i = 0; i < kChunk; i += 2) {
-      for (int j = i; j < i + 2; ++j) {
-        if (j >= ahead) continue;
-        prefetch_vector(k + next[j] * stride, dim * 2);
-        prefetch_vector(v + next[j] * stride, dim * 2);
-      }
       const bool even = i >= first && i < count;
       const bool odd = i + 1 >= first && i + 1 < count;
       const std::int64_t a = even ? at[i] * stride : 0;
@@ -199,20 +197,74 @@ class TileTask : public Task<Bf16, TileTask> {
         const __mmask32 there = words(dim - d);
         const __mmask32 in_a = even ? there : 0u;
         const __mmask32 in_b = odd ? there : 0u;
-        if (!direct) {
-          _mm512_store_si512(keys_ + i * wide + d, _mm512_maskz_loadu_epi16(in_a, k + a + d));
-          _mm512_store_si512(keys_ + (i + 1) * wide + d, _mm512_maskz_loadu_epi16(in_b, k + b + d));
+        _mm512_store_si512(keys_ + i * wide + d, _mm512_maskz_loadu_epi16(in_a, k + a + d));
+        _mm512_store_si512(keys_ + (i + 1) * wide + d, _mm512_maskz_loadu_epi16(in_b, k + b + d));
+        __m512i x = _mm512_maskz_loadu_epi16(in_a, v + a + d);
+        __m512i y = _mm512_maskz_loadu_epi16(in_b, v + b + d);
+        if (!shuffled()) {
+          const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+          x = _mm512_permutexvar_epi64(order, x);
+          y = _mm512_permutexvar_epi64(order, y);
         }
-        // Pairs of positions beside each other, 16 of head_dim to a tile.
-        const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-        const __m512i x =
-            _mm512_permutexvar_epi64(order, _mm512_maskz_loadu_epi16(in_a, v + a + d));
-        const __m512i y =
-            _mm512_permutexvar_epi64(order, _mm512_maskz_loadu_epi16(in_b, v + b + d));
-        char* to = values_ + d / kColumns * kTileBytes + i / 2 * 64;
-        _mm512_store_si512(to, _mm512_unpacklo_epi16(x, y));
-        _mm512_store_si512(to + kTileBytes, _mm512_unpackhi_epi16(x, y));
+        pair(x, y, d, i);
       }
+    }
+  }
+
+  /// The same of a whole chunk; keys of whole blocks are read where they are.
+  void bring_whole(const std::int64_t* at, int h) {
+    const std::int64_t dim = heads_.dim;
+    const std::int64_t stride = args_.kv_heads * dim;
+    const Bf16* k = keys(h);
+    const Bf16* v = values(h);
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t* from = at + 16 * half;
+      key_tiles_[half] = k + from[0] * stride;
+      key_stride_ = stride * 2;
+    }
+    if (!in_a_row(at) || !in_a_row(at + 16)) {
+      for (int i = 0; i < kChunk; ++i) {
+        __builtin_memcpy(keys_ + i * dim, k + at[i] * stride, static_cast<std::size_t>(dim) * 2);
+      }
+      key_tiles_[0] = keys_;
+      key_tiles_[1] = keys_ + 16 * dim;
+      key_stride_ = dim * 2;
+    }
+    for (int i = 0; i < kChunk; i += 2) {
+      const Bf16* a = v + at[i] * stride;
+      const Bf16* b = v + at[i + 1] * stride;
+      for (std::int64_t d = 0; d < dim; d += kStep) {
+        pair(_mm512_loadu_si512(a + d), _mm512_loadu_si512(b + d), d, i);
+      }
+    }
+  }
+
+  /// Two positions' values beside each other, 16 of head_dim to a tile.
+  void pair(__m512i x, __m512i y, std::int64_t d, int i) {
+    char* to = values_ + d / kColumns * kTileBytes + i / 2 * 64;
+    _mm512_store_si512(to, _mm512_unpacklo_epi16(x, y));
+    _mm512_store_si512(to + kTileBytes, _mm512_unpackhi_epi16(x, y));
+  }
+
+  void fetch(int following, int h) {
+    const std::int64_t dim = heads_.dim;
+    const std::int64_t stride = args_.kv_heads * dim;
+    for (int i = 0; i < in_table_[following]; ++i) {
+      prefetch_vector(keys(h) + places_[following][i] * stride, dim * 2);
+      prefetch_vector(values(h) + places_[following][i] * stride, dim * 2);
+    }
+  }
+
+  void settle(float* out) {
+    if (!shuffled()) return;
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i high =
+        _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    for (std::int64_t d = 0; d < heads_.dim; d += kStep) {
+      const F x = load(out + d);
+      const F y = load(out + d + 16);
+      store(out + d, _mm512_permutex2var_ps(x, low, y));
+      store(out + d + 16, _mm512_permutex2var_ps(x, high, y));
     }
   }
 

@@ -74,7 +74,8 @@ SPECRT_INLINE void find_in_table(const AttentionArgs& args, const AttentionRow& 
 }
 
 /// Rows of one block table and a few kv heads, which lie beside each other in memory. `Self` does a
-/// chunk: start() once q is known, shared_rows() for rows of Share::whole and part, own_row().
+/// chunk: start() once q is known, shared_rows() for rows of Share::whole and part, own_row(); and
+/// settle() brings a segment's sums into their order.
 template <typename T, typename Self>
 class Task {
  public:
@@ -167,6 +168,7 @@ class Task {
     const std::int64_t later = segment - extents_[r].first_segment;
     for (int i = 0; i < width_; ++i) {
       const Column& column = columns_[r * width_ + i];
+      self().settle(column.out);
       if (rows_[r].partial >= 0) {
         float* tops = partial(r, later) + args_.q_heads * heads_.dim;
         tops[q_head_ + i] = column.top;

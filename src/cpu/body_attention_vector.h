@@ -31,6 +31,7 @@ class VectorTask : public Task<T, VectorTask<T>> {
   using typename Base::Share;
 
   void start() {}
+  void settle(float*) {}
 
   void shared_rows(const std::int64_t* at, int lowest, int highest, int rows, int following) {
     // Few heads read a value about as often as widening it would.

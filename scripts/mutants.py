@@ -198,7 +198,7 @@ MUTANTS = [
         "src/cpu/body_attention.h",
         "} else if (begin + count > rows_[r].table_positions) {",
         "} else if (begin >= rows_[r].table_positions) {",
-        "attention_rows_keep",
+        "kernels_attention_win",
     ),
     Mutant(
         "segment_not_brought_to_the_common_maximum",

@@ -5,6 +5,7 @@ set(specrt_sources
     src/core/draft_tree.cpp
     src/core/error.cpp
     src/core/kv_cache.cpp
+    src/core/kv_dtype.cpp
     src/core/prefix_index.cpp
     src/core/sampling_params.cpp
     src/core/suffix_index.cpp
@@ -28,6 +29,7 @@ set(specrt_sources
     src/decode/round.cpp
     src/decode/sequence.cpp
     src/decode/verify.cpp
+    src/model/attention_plan.cpp
     src/model/buffer.cpp
     src/model/config.cpp
     src/model/forward.cpp
@@ -51,13 +53,13 @@ endif()
 
 # One unit per instruction-set level, and only that unit gets its flags.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
-  target_sources(specrt_objects PRIVATE src/cpu/amx.cpp src/cpu/avx2.cpp src/cpu/avx512.cpp)
+  target_sources(specrt_objects PRIVATE src/cpu/amx.cpp src/cpu/amx_attention.cpp src/cpu/avx2.cpp src/cpu/avx512.cpp)
   set_source_files_properties(src/cpu/avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
   set_source_files_properties(
     src/cpu/avx512.cpp PROPERTIES COMPILE_OPTIONS
                                   "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx2;-mfma;-mf16c")
   set_source_files_properties(
-    src/cpu/amx.cpp
+    src/cpu/amx.cpp src/cpu/amx_attention.cpp
     PROPERTIES COMPILE_OPTIONS
                "-mamx-tile;-mamx-bf16;-mamx-int8;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512bf16;-mavx2;-mfma;-mf16c")
 else()

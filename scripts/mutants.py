@@ -200,6 +200,41 @@ MUTANTS = [
         "",
         "filter_",
     ),
+    Mutant(
+        "rows_see_the_rest_of_a_shared_chunk",
+        "src/cpu/body_attention.h",
+        "shares_[r] = first == 0 && count == kChunk ? Share::whole : Share::part;",
+        "shares_[r] = first == 0 ? Share::whole : Share::part;",
+        "attention_rows_keep",
+    ),
+    Mutant(
+        "path_read_from_the_blocks",
+        "src/cpu/body_attention.h",
+        "} else if (begin + count > rows_[r].table_positions) {",
+        "} else if (begin >= rows_[r].table_positions) {",
+        "kernels_attention_win",
+    ),
+    Mutant(
+        "segment_not_brought_to_the_common_maximum",
+        "src/cpu/body_attention.h",
+        "scale[1] = later_top - new_top;",
+        "scale[1] = 0.0f;",
+        "kernels_attention_win",
+    ),
+    Mutant(
+        "one_scale_for_all_heads",
+        "src/cpu/body_kv.h",
+        "scales[h] =",
+        "scales[0] =",
+        "kernels_kv",
+    ),
+    Mutant(
+        "scales_stay_behind_at_commit",
+        "src/model/kv_storage.cpp",
+        "for (std::size_t p = 0; p < group.planes.size(); ++p) {\n        const std::int64_t slot",
+        "for (std::size_t p = 0; p < 2; ++p) {\n        const std::int64_t slot",
+        "lossless_with_any",
+    ),
     # Rejection sampling: each would change the law of the output.
     Mutant(
         "rejection_p_and_q_swapped",

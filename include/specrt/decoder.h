@@ -19,11 +19,15 @@
 namespace specrt {
 
 struct SPECRT_API DecoderOptions {
-  std::int64_t kv_cache_bytes = 0;   ///< pool and scratch slots; at least one block must fit
-  std::int64_t max_model_len = 0;    ///< 0: the model's own; prompt and output together
-  int max_batch_size = 32;           ///< sequences at once
-  int max_rows = 512;                ///< tokens in one forward pass, prefill and drafts together
-  int block_size = 16;               ///< tokens in a block of the KV cache
+  std::int64_t kv_cache_bytes = 0;  ///< pool and scratch slots; at least one block must fit
+  std::int64_t max_model_len = 0;   ///< 0: the model's own; prompt and output together
+  int max_batch_size = 32;          ///< sequences at once
+  int max_rows = 512;               ///< tokens in one forward pass, prefill and drafts together
+  int block_size = 16;              ///< tokens in a block of the KV cache
+  /// "auto" (float32 for a float32 model, else bfloat16), "float32", "bfloat16" or "int8": how keys
+  /// and values are kept. int8 has a scale for each token and head. Another dtype is another
+  /// result.
+  std::string kv_cache_dtype = "auto";
   int threads = 0;                   ///< 0: the cores this process may use
   bool pin_threads = false;          ///< ties threads to processors; see ThreadTeam
   std::shared_ptr<ThreadTeam> team;  ///< null: one of its own, of `threads` and `pin_threads`
@@ -31,6 +35,10 @@ struct SPECRT_API DecoderOptions {
   bool enable_prefix_caching = true;  ///< later prompts share blocks with the same beginning
   bool check_invariants = false;      ///< check the KV bookkeeping after every round
 };
+
+/// What `kv_cache_dtype` comes to for a model of that precision: "float32", "bfloat16" or "int8".
+/// Throws InvalidArgument for any other name.
+SPECRT_API std::string resolve_kv_cache_dtype(const std::string& kv_cache_dtype, DType dtype);
 
 /// What a Decoder of these options takes, before anything is allocated. Throws as the
 /// constructor would.

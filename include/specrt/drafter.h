@@ -78,6 +78,7 @@ struct SPECRT_API DraftModelOptions {
   int max_batch_size = 32;
   int max_rows = 512;
   int block_size = 16;
+  std::string kv_cache_dtype = "auto";  ///< as DecoderOptions has it; changes drafts, no text
   bool enable_prefix_caching = true;
   int threads = 0;
   std::shared_ptr<ThreadTeam> team;  ///< null: one of its own; the decoder's is best

@@ -13,14 +13,16 @@ namespace {
 
 DecoderOptions make_options(std::int64_t kv_cache_bytes, std::int64_t max_model_len,
                             int max_batch_size, int max_rows, int block_size,
-                            bool enable_prefix_caching, std::shared_ptr<ThreadTeam> team,
-                            const std::string& cpu_isa, bool check_invariants) {
+                            const std::string& kv_cache_dtype, bool enable_prefix_caching,
+                            std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa,
+                            bool check_invariants) {
   DecoderOptions options;
   options.kv_cache_bytes = kv_cache_bytes;
   options.max_model_len = max_model_len;
   options.max_batch_size = max_batch_size;
   options.max_rows = max_rows;
   options.block_size = block_size;
+  options.kv_cache_dtype = kv_cache_dtype;
   options.enable_prefix_caching = enable_prefix_caching;
   options.team = std::move(team);
   options.cpu_isa = cpu_isa;
@@ -114,45 +116,57 @@ void bind_decoder(py::module_& module) {
   bind_counters(module);
 
   module.def(
+      "resolve_kv_cache_dtype",
+      [](const std::string& kv_cache_dtype, const std::string& dtype) {
+        return resolve_kv_cache_dtype(kv_cache_dtype, activation_dtype(precision_from_name(dtype)));
+      },
+      py::arg("kv_cache_dtype"), py::arg("dtype"),
+      "What a kv_cache_dtype comes to for a model of that dtype.");
+  module.def(
       "memory_of",
       [](const ModelConfig& config, const std::string& dtype, std::int64_t kv_cache_bytes,
-         std::int64_t max_model_len, int max_batch_size, int max_rows, int block_size) {
+         std::int64_t max_model_len, int max_batch_size, int max_rows, int block_size,
+         const std::string& kv_cache_dtype) {
         return memory_of(config, precision_from_name(dtype),
                          make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows,
-                                      block_size, false, nullptr, "auto", false));
+                                      block_size, kv_cache_dtype, false, nullptr, "auto", false));
       },
       py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("kv_cache_bytes"),
       py::arg("max_model_len"), py::arg("max_batch_size"), py::arg("max_rows"),
-      py::arg("block_size"), "What a Decoder of these options takes, before it is made.");
+      py::arg("block_size"), py::arg("kv_cache_dtype") = "auto",
+      "What a Decoder of these options takes, before it is made.");
   module.def(
       "kv_cache_bytes_for",
       [](const ModelConfig& config, const std::string& dtype, std::int64_t max_model_len,
          int max_batch_size, int max_rows, int block_size, std::int64_t sequences,
-         std::int64_t tokens) {
-        return kv_cache_bytes_for(config, precision_from_name(dtype),
-                                  make_options(0, max_model_len, max_batch_size, max_rows,
-                                               block_size, false, nullptr, "auto", false),
-                                  sequences, tokens);
+         std::int64_t tokens, const std::string& kv_cache_dtype) {
+        return kv_cache_bytes_for(
+            config, precision_from_name(dtype),
+            make_options(0, max_model_len, max_batch_size, max_rows, block_size, kv_cache_dtype,
+                         false, nullptr, "auto", false),
+            sequences, tokens);
       },
       py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("max_model_len"),
       py::arg("max_batch_size"), py::arg("max_rows"), py::arg("block_size"), py::arg("sequences"),
-      py::arg("tokens"), "KV bytes for that many sequences of that many tokens.");
+      py::arg("tokens"), py::arg("kv_cache_dtype") = "auto",
+      "KV bytes for that many sequences of that many tokens.");
 
   py::class_<Decoder>(module, "Decoder", "Rounds of draft, verify and commit over one target.")
       .def(py::init([](const Model& model, std::int64_t kv_cache_bytes, std::int64_t max_model_len,
-                       int max_batch_size, int max_rows, int block_size, bool enable_prefix_caching,
+                       int max_batch_size, int max_rows, int block_size,
+                       const std::string& kv_cache_dtype, bool enable_prefix_caching,
                        std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa,
                        bool check_invariants) {
-             const DecoderOptions options =
-                 make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
-                              enable_prefix_caching, std::move(team), cpu_isa, check_invariants);
+             const DecoderOptions options = make_options(
+                 kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
+                 kv_cache_dtype, enable_prefix_caching, std::move(team), cpu_isa, check_invariants);
              const py::gil_scoped_release released;
              return std::make_unique<Decoder>(model, options);
            }),
            py::arg("model"), py::kw_only(), py::arg("kv_cache_bytes"), py::arg("max_model_len"),
            py::arg("max_batch_size"), py::arg("max_rows"), py::arg("block_size"),
-           py::arg("enable_prefix_caching"), py::arg("team"), py::arg("cpu_isa"),
-           py::arg("check_invariants"))
+           py::arg("kv_cache_dtype") = "auto", py::arg("enable_prefix_caching"), py::arg("team"),
+           py::arg("cpu_isa"), py::arg("check_invariants"))
       .def(
           "add",
           [](Decoder& decoder, const std::vector<TokenId>& prompt, const SamplingParams& params,

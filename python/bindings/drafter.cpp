@@ -76,7 +76,7 @@ void bind_drafter(py::module_& module) {
       "make_model_drafter",
       [](const Model& model, std::int64_t target_vocab_size, std::int64_t kv_cache_bytes,
          std::int64_t max_model_len, int max_batch_size, int max_rows, int block_size,
-         bool enable_prefix_caching,
+         const std::string& kv_cache_dtype, bool enable_prefix_caching,
          std::optional<std::pair<std::vector<TokenId>, std::vector<std::vector<TokenId>>>>
              vocabulary,
          std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa) {
@@ -86,6 +86,7 @@ void bind_drafter(py::module_& module) {
         options.max_batch_size = max_batch_size;
         options.max_rows = max_rows;
         options.block_size = block_size;
+        options.kv_cache_dtype = kv_cache_dtype;
         options.enable_prefix_caching = enable_prefix_caching;
         options.team = std::move(team);
         options.cpu_isa = cpu_isa;
@@ -100,8 +101,8 @@ void bind_drafter(py::module_& module) {
       },
       py::arg("model"), py::kw_only(), py::arg("target_vocab_size"), py::arg("kv_cache_bytes"),
       py::arg("max_model_len"), py::arg("max_batch_size"), py::arg("max_rows"),
-      py::arg("block_size"), py::arg("enable_prefix_caching"), py::arg("vocabulary") = py::none(),
-      py::arg("team"), py::arg("cpu_isa"));
+      py::arg("block_size"), py::arg("kv_cache_dtype") = "auto", py::arg("enable_prefix_caching"),
+      py::arg("vocabulary") = py::none(), py::arg("team"), py::arg("cpu_isa"));
 
   module.def(
       "make_python_drafter",

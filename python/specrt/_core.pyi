@@ -31,6 +31,7 @@ __all__: list[str] = [
     "memory_of",
     "plan_fixed",
     "resolve_cpu_isa",
+    "resolve_kv_cache_dtype",
     "tensors_of",
     "weight_bytes",
 ]
@@ -317,6 +318,7 @@ class Decoder:
         max_batch_size: typing.SupportsInt | typing.SupportsIndex,
         max_rows: typing.SupportsInt | typing.SupportsIndex,
         block_size: typing.SupportsInt | typing.SupportsIndex,
+        kv_cache_dtype: str = "auto",
         enable_prefix_caching: bool,
         team: ThreadTeam,
         cpu_isa: str,
@@ -454,6 +456,7 @@ def kv_cache_bytes_for(
     block_size: typing.SupportsInt | typing.SupportsIndex,
     sequences: typing.SupportsInt | typing.SupportsIndex,
     tokens: typing.SupportsInt | typing.SupportsIndex,
+    kv_cache_dtype: str = "auto",
 ) -> int:
     """
     KV bytes for that many sequences of that many tokens.
@@ -469,6 +472,7 @@ def make_model_drafter(
     max_batch_size: typing.SupportsInt | typing.SupportsIndex,
     max_rows: typing.SupportsInt | typing.SupportsIndex,
     block_size: typing.SupportsInt | typing.SupportsIndex,
+    kv_cache_dtype: str = "auto",
     enable_prefix_caching: bool,
     vocabulary: tuple[
         collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
@@ -507,6 +511,7 @@ def memory_of(
     max_batch_size: typing.SupportsInt | typing.SupportsIndex,
     max_rows: typing.SupportsInt | typing.SupportsIndex,
     block_size: typing.SupportsInt | typing.SupportsIndex,
+    kv_cache_dtype: str = "auto",
 ) -> MemoryUse:
     """
     What a Decoder of these options takes, before it is made.
@@ -524,6 +529,12 @@ def plan_fixed(
 def resolve_cpu_isa(name: str) -> str:
     """
     'auto' or a level's name to the level; raises where it cannot run here.
+    """
+
+
+def resolve_kv_cache_dtype(kv_cache_dtype: str, dtype: str) -> str:
+    """
+    What a kv_cache_dtype comes to for a model of that dtype.
     """
 
 

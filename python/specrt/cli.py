@@ -133,6 +133,9 @@ def generate(
     kv_cache_bytes: Annotated[
         int | None, typer.Option(help="Target's and drafter's KV cache together.")
     ] = None,
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="auto, float32, bfloat16 or int8: how keys and values are kept.")
+    ] = "auto",
     cpu_isa: Annotated[str, typer.Option(help="auto, scalar, avx2, avx512 or amx.")] = "auto",
     metrics: Annotated[
         bool, typer.Option(help="Print the metrics to standard error afterwards.")
@@ -169,6 +172,7 @@ def generate(
         threads=threads,
         max_model_len=max_model_len,
         kv_cache_bytes=kv_cache_bytes,
+        kv_cache_dtype=kv_cache_dtype,
         verification=verification,
         cpu_isa=cpu_isa,
     ) as engine:

@@ -65,6 +65,7 @@ class Engine:
         max_batch_size: int = 32,
         max_num_batched_tokens: int = 512,
         block_size: int = 16,
+        kv_cache_dtype: str = "auto",
         num_speculative_tokens: int | None = None,
         verification: str = "coupled",
         cpu_isa: str = "auto",
@@ -87,6 +88,9 @@ class Engine:
         max_batch_size: requests that run at once; more wait.
         max_num_batched_tokens: tokens in one forward pass, prefill and drafts together.
         block_size: tokens in a block of the paged KV cache.
+        kv_cache_dtype: how target and draft model keep keys and values: "auto" (float32 for a
+            float32 model, else bfloat16), "float32", "bfloat16" or "int8" (with a scale for each
+            token and head). The text may differ from one to another.
         num_speculative_tokens: draft tokens a round; None takes the drafter's default, 0 drafts
             nothing.
         verification: "coupled" (the target's own choice decides, so that the output does not
@@ -170,6 +174,7 @@ class Engine:
                 max_batch_size=max_batch_size,
                 max_num_batched_tokens=max_num_batched_tokens,
                 block_size=block_size,
+                kv_cache_dtype=kv_cache_dtype,
             )
             if verification != "coupled" and spec is not None:
                 check_full_drafts(sizes, draft_tokens)
@@ -205,6 +210,7 @@ class Engine:
         self._kv_cache_tokens = cache_tokens(opened.shape, sizes)
         self.name: str = opened.name
         self.dtype: str = opened.shape.dtype
+        self.kv_cache_dtype: str = _core.resolve_kv_cache_dtype(kv_cache_dtype, self.dtype)
         self.max_model_len: int = sizes.max_model_len
         self.cpu_isa: str = isa
         self.threads: int = team.size

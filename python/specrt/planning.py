@@ -72,11 +72,12 @@ class Sizes:
     max_batch_size: int
     max_num_batched_tokens: int
     block_size: int
+    kv_cache_dtype: str
     target_kv_cache_bytes: int
     drafter_kv_cache_bytes: int
     drafter_max_model_len: int
 
-    def options(self, kv_cache_bytes: int, max_model_len: int) -> dict[str, int]:
+    def options(self, kv_cache_bytes: int, max_model_len: int) -> dict[str, Any]:
         """Keyword arguments of the core's functions."""
         return {
             "kv_cache_bytes": kv_cache_bytes,
@@ -84,6 +85,7 @@ class Sizes:
             "max_batch_size": self.max_batch_size,
             "max_rows": self.max_num_batched_tokens,
             "block_size": self.block_size,
+            "kv_cache_dtype": self.kv_cache_dtype,
         }
 
 
@@ -127,6 +129,7 @@ def plan_sizes(
     max_batch_size: int,
     max_num_batched_tokens: int,
     block_size: int,
+    kv_cache_dtype: str,
 ) -> Sizes:
     """Split `kv_cache_bytes` so that target and draft model hold the same number of tokens.
 
@@ -157,6 +160,9 @@ def plan_sizes(
         raise InvalidArgumentError(
             f"[max_model_len] expected at most the model's {longest}, got {max_model_len}"
         )
+    if not isinstance(kv_cache_dtype, str):
+        raise InvalidArgumentError(f"[kv_cache_dtype] expected a name, got {kv_cache_dtype!r}")
+    _core.resolve_kv_cache_dtype(kv_cache_dtype, target.dtype)
     length = longest if max_model_len is None else max_model_len
     drafter_length = 0
     if drafter is not None:
@@ -172,6 +178,7 @@ def plan_sizes(
             max_batch_size=max_batch_size,
             max_rows=max_num_batched_tokens,
             block_size=block_size,
+            kv_cache_dtype=kv_cache_dtype,
             sequences=1,
             tokens=blocks * block_size,
         )
@@ -196,6 +203,7 @@ def plan_sizes(
         max_batch_size=max_batch_size,
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
+        kv_cache_dtype=kv_cache_dtype,
         target_kv_cache_bytes=needed(target, length, blocks),
         drafter_kv_cache_bytes=needed(drafter, drafter_length, blocks),
         drafter_max_model_len=drafter_length,
@@ -251,6 +259,7 @@ def cache_tokens(target: ModelShape, sizes: Sizes) -> int:
             max_batch_size=sizes.max_batch_size,
             max_rows=sizes.max_num_batched_tokens,
             block_size=sizes.block_size,
+            kv_cache_dtype=sizes.kv_cache_dtype,
             sequences=1,
             tokens=tokens,
         )
@@ -280,6 +289,7 @@ def plan(
     max_batch_size: int = 32,
     max_num_batched_tokens: int = 512,
     block_size: int = 16,
+    kv_cache_dtype: str = "auto",
 ) -> MemoryPlan:
     """What `Engine` with the same arguments takes, from headers alone; no weight is read."""
     spec = resolve(drafter)
@@ -296,6 +306,7 @@ def plan(
         max_batch_size=max_batch_size,
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
+        kv_cache_dtype=kv_cache_dtype,
     )
     return plan_memory(shape, drafter_shape, sizes)
 

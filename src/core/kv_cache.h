@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/kv_dtype.h"
 #include "core/prefix_index.h"
 #include "specrt/types.h"
 
@@ -14,7 +15,7 @@ namespace specrt {
 struct KvPlane {
   std::int64_t heads = 0;
   std::int64_t dim = 0;
-  DType dtype = DType::f32;
+  KvDType dtype = KvDType::f32;
   std::int64_t bytes_per_slot() const {
     return heads * dim * static_cast<std::int64_t>(size_of(dtype));
   }

@@ -1,4 +1,4 @@
-// Products on the tile unit (AMX). Everything else is AVX-512's.
+// Products on the tile unit (AMX). Attention: amx_attention.cpp. Everything else is AVX-512's.
 //
 // A step is one A tile of up to 16 rows of x and, for each panel, two B tiles of 16 outputs: 32 of
 // k in bf16, 64 in int8. bf16 and w8a8 weights lie in the order that the unit reads; int8 and int4
@@ -127,8 +127,8 @@ struct Int8 {
       fetch(from + kAhead, kStored);
       for (int pair = 0; pair < 16; ++pair, from += 64, to += kPairBytes) {
         const auto* codes = reinterpret_cast<const std::int8_t*>(from);
-        store_pairs(to, mul(load_int8(codes + 16), s1), mul(load_int8(codes), s0));
-        store_pairs(to + 64, mul(load_int8(codes + 48), s3), mul(load_int8(codes + 32), s2));
+        store_pairs(to, mul(load_i8(codes + 16), s1), mul(load_i8(codes), s0));
+        store_pairs(to + 64, mul(load_i8(codes + 48), s3), mul(load_i8(codes + 32), s2));
       }
     }
     return room;
@@ -396,7 +396,10 @@ void gemm(const GemmArgs& args, std::int64_t begin, std::int64_t end) {
 
 }  // namespace
 
+void fill_amx_attention(Kernels& table);
+
 void fill_amx(Kernels& table) {
+  fill_amx_attention(table);
   table.name = "amx";
   table.prepare_bf16 = prepare;
   table.gemm[static_cast<int>(Precision::bf16)] = gemm<Bf16>;

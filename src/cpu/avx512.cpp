@@ -4,7 +4,8 @@
 #include "cpu/body_math.h"
 #include "cpu/body_w8a8.h"
 // After the exponential:
-#include "cpu/body_attention.h"
+#include "cpu/body_attention_vector.h"
+#include "cpu/body_kv.h"
 #include "cpu/body_race.h"
 #include "cpu/body_vocab.h"
 // After all:

@@ -1,276 +1,295 @@
 #pragma once
 
-// Softmax attention over paged keys and values: online by chunks of absolute position, so that a
-// row's result depends on positions and values alone, wherever they are stored. Include after
+// Softmax attention over paged keys and values. Positions are reduced by chunks, chunks by
+// segments, segments in order, so that a row's result depends on positions and values alone: not on
+// where they are stored, which rows are done together, or who does which segment. Include after
 // body_math.h.
 
+#include "cpu/body_attention_chunk.h"
 #include "cpu/kernels.h"
 
 namespace specrt::cpu {
 namespace {
 
-constexpr int kChunk = static_cast<int>(kAttentionChunk);
-constexpr int kHeadsAtOnce = 4;
-constexpr int kMaxGroup = 64;
-static_assert(kChunk % kWidth == 0 && kHeadsAtOnce <= kWidth);
+constexpr int kMostRows = static_cast<int>(kAttentionRows);
 
-SPECRT_INLINE F load_lanes(const std::uint16_t* p, std::int64_t lanes) {
-  return lanes == kWidth ? load_bf16(p) : load_bf16_part(p, lanes);
-}
-
-/// Where one chunk's positions start in the cache, in elements.
-struct Places {
-  int count = 0;
-  int first = 0;  ///< positions before it have left the window
-  std::int64_t at[kChunk];
+/// The positions of a row: [gone, total), which lie in segments [first_segment, end_segment).
+struct Extent {
+  std::int64_t total;
+  std::int64_t gone;
+  std::int64_t first_segment;
+  std::int64_t end_segment;
 };
 
-SPECRT_INLINE void find_places(const AttentionArgs& args, const AttentionRow& row,
-                               std::int64_t kv_head, std::int64_t begin, Places& places) {
-  const std::int64_t total = row.table_positions + row.path_length;
-  const std::int64_t left = total - begin;
-  places.count = static_cast<int>(left < 0 ? 0 : left < kChunk ? left : kChunk);
-  const std::int64_t gone = args.window > 0 ? total - args.window - begin : 0;
-  places.first = static_cast<int>(gone < 0 ? 0 : gone < places.count ? gone : places.count);
-  const std::int64_t stride = args.kv_heads * args.head_dim;
-  const std::int64_t base = kv_head * args.head_dim;
-  int i = places.first;
-  if (begin + i < row.table_positions) {
-    std::int64_t block = (begin + i) / args.block_size;
-    std::int64_t inside = (begin + i) % args.block_size;
-    for (; i < places.count && begin + i < row.table_positions; ++i) {
-      places.at[i] = (row.table[block] * args.block_size + inside) * stride + base;
-      if (++inside == args.block_size) {
-        inside = 0;
-        ++block;
-      }
+SPECRT_INLINE Extent extent_of(const AttentionArgs& args, const AttentionRow& row) {
+  Extent e;
+  e.total = row.table_positions + row.path_length;
+  e.gone = args.window > 0 && e.total > args.window ? e.total - args.window : 0;
+  e.first_segment = e.gone / kAttentionSegment;
+  e.end_segment = (e.total + kAttentionSegment - 1) / kAttentionSegment;
+  return e;
+}
+
+/// Takes a later segment's result into that of the segments before it.
+SPECRT_INLINE void combine(float& top, float& sum, float* out, float later_top, float later_sum,
+                           const float* later_out, std::int64_t dim) {
+  const float new_top = later_top > top ? later_top : top;
+  alignas(64) float scale[kWidth] = {};
+  scale[0] = top - new_top;
+  scale[1] = later_top - new_top;
+  store(scale, exponential(load(scale)));
+  top = new_top;
+  sum = sum * scale[0] + later_sum * scale[1];
+  const F before = set1(scale[0]);
+  const F later = set1(scale[1]);
+  for_vectors(dim, [&](std::int64_t i, std::int64_t lanes) __attribute__((always_inline)) {
+    const F scaled = mul(load_lanes(out + i, lanes), before);
+    store_lanes(out + i, fma(load_lanes(later_out + i, lanes), later, scaled), lanes);
+  });
+}
+
+SPECRT_INLINE void finish(const AttentionArgs& args, float sum, float* out) {
+  const F scale = set1(1.0f / sum);
+  for_vectors(args.head_dim,
+              [&](std::int64_t i, std::int64_t lanes) __attribute__((always_inline)) {
+                F value = mul(load_lanes(out + i, lanes), scale);
+                if (args.round_output) value = round_bf16(value);
+                store_lanes(out + i, value, lanes);
+              });
+}
+
+/// Slots of positions [begin, begin + count) that the block table names.
+SPECRT_INLINE void find_in_table(const AttentionArgs& args, const AttentionRow& row,
+                                 std::int64_t begin, int count, std::int64_t* at) {
+  if (count <= 0) return;
+  std::int64_t block = begin / args.block_size;
+  std::int64_t inside = begin % args.block_size;
+  for (int i = 0; i < count; ++i) {
+    at[i] = row.table[block] * args.block_size + inside;
+    if (++inside == args.block_size) {
+      inside = 0;
+      ++block;
     }
   }
-  for (; i < places.count; ++i) {
-    places.at[i] = (args.path_base + row.path[begin + i - row.table_positions]) * stride + base;
-  }
-  // What has left the window may be gone from the cache; its scores are masked below.
-  for (i = 0; i < places.first; ++i) places.at[i] = places.at[places.first];
 }
 
-SPECRT_INLINE void prefetch_row(const void* row, std::int64_t bytes) {
-  for (std::int64_t i = 0; i < bytes; i += 64) {
-    __builtin_prefetch(static_cast<const char*>(row) + i);
-  }
-}
+/// Rows of one block table and a few kv heads, which lie beside each other in memory. `Self` does a
+/// chunk: start() once q is known, shared_rows() for rows of Share::whole and part, own_row(); and
+/// settle() brings a segment's sums into their order.
+template <typename T, typename Self>
+class Task {
+ public:
+  Task(const AttentionArgs& args, const AttentionUnit& unit, std::int64_t kv_head, int kv_heads)
+      : args_(args),
+        rows_(args.rows + unit.first_row),
+        kv_head_(kv_head),
+        kv_heads_(kv_heads),
+        count_(static_cast<int>(unit.rows)),
+        group_(static_cast<int>(args.q_heads / args.kv_heads)),
+        width_(kv_heads * group_),
+        q_head_(kv_head * group_),
+        heads_{args.head_dim, args.scale, args.softcap} {}
 
-/// sums[g][i] = q[g] . key[i], still spread over the lanes, for J of four positions.
-template <typename T, int G, int J>
-SPECRT_INLINE void dot(const float* q, const T* const (&key)[4], int from, std::int64_t head_dim,
-                       F (&sums)[G][4]) {
-  F partial[G][J];
-#pragma GCC unroll 16
-  for (int i = 0; i < G * J; ++i) partial[i / J][i % J] = zero();
-  for (std::int64_t d = 0; d < head_dim; d += kWidth) {
-    const std::int64_t lanes = head_dim - d < kWidth ? head_dim - d : kWidth;
-    F k[J];
-#pragma GCC unroll 4
-    for (int i = 0; i < J; ++i) k[i] = load_lanes(key[from + i] + d, lanes);
-#pragma GCC unroll 4
-    for (int g = 0; g < G; ++g) {
-      const F value = load_lanes(q + g * head_dim + d, lanes);
-#pragma GCC unroll 4
-      for (int i = 0; i < J; ++i) partial[g][i] = fma(k[i], value, partial[g][i]);
+  void run(std::int64_t only_segment) {
+    std::int64_t first = INT64_MAX;
+    std::int64_t end = 0;
+    for (int r = 0; r < count_; ++r) {
+      extents_[r] = extent_of(args_, rows_[r]);
+      first = extents_[r].first_segment < first ? extents_[r].first_segment : first;
+      end = extents_[r].end_segment > end ? extents_[r].end_segment : end;
+      const std::int64_t in_table = rows_[r].table_positions;
+      most_in_table_ = in_table > most_in_table_ ? in_table : most_in_table_;
+      for (int i = 0; i < width_; ++i) {
+        columns_[r * width_ + i].q = rows_[r].q + (q_head_ + i) * heads_.dim;
+      }
+    }
+    self().start();
+    if (only_segment >= 0) {
+      run_segment(only_segment);
+      return;
+    }
+    for (std::int64_t s = first; s < end; ++s) run_segment(s);
+    for (int r = 0; r < count_; ++r) {
+      for (int i = 0; i < width_; ++i) finish(args_, before_[r * width_ + i].sum, head_out(r, i));
     }
   }
-#pragma GCC unroll 16
-  for (int i = 0; i < G * J; ++i) sums[i / J][from + i % J] = partial[i / J][i % J];
-}
 
-/// scores[g][j] = scale * (q[g] . k[j]); -inf beyond the chunk's positions.
-template <typename T, int G>
-SPECRT_INLINE void score(const AttentionArgs& args, const float* q, const Places& here,
-                         const Places& following, float (&scores)[G][kChunk]) {
-  const T* keys = static_cast<const T*>(args.k);
-  const T* values = static_cast<const T*>(args.v);
-  const std::int64_t row_bytes = args.head_dim * static_cast<std::int64_t>(sizeof(T));
-  constexpr int kTogether = G * 4 <= kAccumulators ? 4 : 2;
-  for (int first = 0; first < kChunk; first += kWidth) {
-    F quads[G][kWidth / 4];
-    for (int quad = 0; quad < kWidth / 4; ++quad) {
-      const int j = first + 4 * quad;
-      F sums[G][4];
-      const T* key[4];
-      for (int i = 0; i < 4; ++i) {
-        // Beyond the end any position will do: its score is overwritten.
-        key[i] = keys + here.at[j + i < here.count ? j + i : 0];
-        if (j + i < here.count) prefetch_row(values + here.at[j + i], row_bytes);
-        if (j + i < following.count) prefetch_row(keys + following.at[j + i], row_bytes);
+ protected:
+  enum class Share : std::uint8_t { none, whole, part, own };
+
+  float* head_out(int r, int i) const { return rows_[r].out + (q_head_ + i) * heads_.dim; }
+
+  void run_segment(std::int64_t segment) {
+    std::int64_t begin = INT64_MAX;
+    std::int64_t end = 0;
+    for (int r = 0; r < count_; ++r) {
+      const Extent& e = extents_[r];
+      live_[r] = e.first_segment <= segment && segment < e.end_segment;
+      if (!live_[r]) continue;
+      const std::int64_t from = e.gone / kChunk * kChunk;
+      begin = from < begin ? from : begin;
+      end = e.total > end ? e.total : end;
+      for (int i = 0; i < width_; ++i) {
+        Column& column = columns_[r * width_ + i];
+        column.out = target(segment, r, i);
+        column.top = -__builtin_inff();
+        column.sum = 0.0f;
+        __builtin_memset(column.out, 0, static_cast<std::size_t>(heads_.dim) * sizeof(float));
       }
-      if (j < here.count) {
-        for (int i = 0; i < 4; i += kTogether) {
-          dot<T, G, kTogether>(q, key, i, args.head_dim, sums);
-        }
-        for (int g = 0; g < G; ++g) {
-          quads[g][quad] = reduce_four(sums[g][0], sums[g][1], sums[g][2], sums[g][3]);
-        }
+    }
+    const std::int64_t start = segment * kAttentionSegment;
+    begin = begin > start ? begin : start;
+    end = end < start + kAttentionSegment ? end : start + kAttentionSegment;
+    if (begin >= end) return;
+    locate(begin, 0);
+    int now = 0;
+    for (std::int64_t at = begin; at < end; at += kChunk, now = 1 - now) {
+      locate(at + kChunk, 1 - now);
+      run_chunk(at, now);
+    }
+    for (int r = 0; r < count_; ++r) {
+      if (live_[r]) keep(segment, r);
+    }
+  }
+
+  /// Where a segment's sums of a head go: its place among the partials, or the output itself for
+  /// the first one, or a place to combine from.
+  float* target(std::int64_t segment, int r, int i) {
+    const std::int64_t later = segment - extents_[r].first_segment;
+    if (rows_[r].partial >= 0) return partial(r, later) + (q_head_ + i) * heads_.dim;
+    return later == 0 ? head_out(r, i) : later_ + (r * width_ + i) * heads_.dim;
+  }
+
+  float* partial(int r, std::int64_t later) const {
+    return args_.partials + (rows_[r].partial + later) * partial_floats(args_.q_heads, heads_.dim);
+  }
+
+  void keep(std::int64_t segment, int r) {
+    const std::int64_t later = segment - extents_[r].first_segment;
+    for (int i = 0; i < width_; ++i) {
+      const Column& column = columns_[r * width_ + i];
+      self().settle(column.out);
+      if (rows_[r].partial >= 0) {
+        float* tops = partial(r, later) + args_.q_heads * heads_.dim;
+        tops[q_head_ + i] = column.top;
+        tops[args_.q_heads + q_head_ + i] = column.sum;
+        continue;
+      }
+      Softmax& before = before_[r * width_ + i];
+      if (later == 0) {
+        before = {column.top, column.sum};
       } else {
-        for (int g = 0; g < G; ++g) quads[g][quad] = zero();
+        combine(before.top, before.sum, head_out(r, i), column.top, column.sum, column.out,
+                heads_.dim);
       }
     }
-    for (int g = 0; g < G; ++g) {
-      F value = mul(reduce_quads(quads[g]), set1(args.scale));
-      if (args.softcap > 0.0f) {
-        value = mul(hyperbolic_tangent(div(value, set1(args.softcap))), set1(args.softcap));
-      }
-      store(scores[g] + first, value);
-    }
   }
-  for (int g = 0; g < G; ++g) {
-    for (int j = 0; j < here.first; ++j) scores[g][j] = -__builtin_inff();
-    for (int j = here.count; j < kChunk; ++j) scores[g][j] = -__builtin_inff();
-  }
-}
 
-/// Running state of one head's softmax.
-struct Softmax {
-  float top;
-  float sum;
+  void locate(std::int64_t begin, int which) {
+    const std::int64_t left = most_in_table_ - begin;
+    in_table_[which] = static_cast<int>(left < 0 ? 0 : left < kChunk ? left : kChunk);
+    find_in_table(args_, rows_[0], begin, in_table_[which], places_[which]);
+  }
+
+  void run_chunk(std::int64_t begin, int now) {
+    int lowest = kChunk;
+    int highest = 0;
+    int shared = 0;
+    for (int r = 0; r < count_; ++r) {
+      const Extent& e = extents_[r];
+      const std::int64_t left = e.total - begin;
+      const int count = static_cast<int>(left < 0 ? 0 : left < kChunk ? left : kChunk);
+      const std::int64_t gone = e.gone - begin;
+      const int first = static_cast<int>(gone < 0 ? 0 : gone < count ? gone : count);
+      firsts_[r] = first;
+      counts_[r] = count;
+      if (!live_[r] || first >= count) {
+        shares_[r] = Share::none;
+      } else if (begin + count > rows_[r].table_positions) {
+        shares_[r] = Share::own;
+      } else {
+        shares_[r] = first == 0 && count == kChunk ? Share::whole : Share::part;
+        lowest = first < lowest ? first : lowest;
+        highest = count > highest ? count : highest;
+        ++shared;
+      }
+    }
+    if (shared > 0) self().shared_rows(places_[now], lowest, highest, shared, 1 - now);
+    for (int r = 0; r < count_; ++r) {
+      if (shares_[r] == Share::own) place_own_row(begin, r);
+    }
+  }
+
+  /// A row whose path reaches into the chunk.
+  void place_own_row(std::int64_t begin, int r) {
+    const AttentionRow& row = rows_[r];
+    std::int64_t at[kChunk];
+    const std::int64_t left = row.table_positions - begin;
+    const int in_table = static_cast<int>(left < 0 ? 0 : left < counts_[r] ? left : counts_[r]);
+    find_in_table(args_, row, begin, in_table, at);
+    for (int i = in_table; i < counts_[r]; ++i) {
+      at[i] = args_.path_base + row.path[begin + i - row.table_positions];
+    }
+    self().own_row(at, r);
+  }
+
+  const T* keys(int h) const {
+    return static_cast<const T*>(args_.k) + (kv_head_ + h) * heads_.dim;
+  }
+  const T* values(int h) const {
+    return static_cast<const T*>(args_.v) + (kv_head_ + h) * heads_.dim;
+  }
+
+ private:
+  friend Self;
+  struct Softmax {
+    float top;
+    float sum;
+  };
+
+  Self& self() { return static_cast<Self&>(*this); }
+
+  const AttentionArgs& args_;
+  const AttentionRow* rows_;
+  std::int64_t kv_head_;  // the first
+  int kv_heads_;
+  int count_;
+  int group_;
+  int width_;            // query heads of a row
+  std::int64_t q_head_;  // the first of them
+  Heads heads_;
+  std::int64_t most_in_table_ = 0;
+  Extent extents_[kMostRows];
+  bool live_[kMostRows];
+  Share shares_[kMostRows];  // of the chunk at hand, as are the next two
+  int firsts_[kMostRows];
+  int counts_[kMostRows];
+  int in_table_[2];
+  std::int64_t places_[2][kChunk];
+  Column columns_[kMostRows * kMaxHeadGroup];
+  Softmax before_[kMostRows * kMaxHeadGroup];  // of the segments before
+  alignas(64) float later_[kMaxHeadGroup * kMaxHeadDim];
 };
 
-/// Scores become weights against the new maxima; earlier results are to be scaled by `rescale`.
-template <int G>
-SPECRT_INLINE void advance(Softmax* states, float (&scores)[G][kChunk], float (&rescale)[kWidth]) {
-  for (int g = 0; g < kWidth; ++g) rescale[g] = 0.0f;
-#pragma GCC unroll 4
-  for (int g = 0; g < G; ++g) {
-    F top = load(scores[g]);
-    for (int j = kWidth; j < kChunk; j += kWidth) top = max(load(scores[g] + j), top);
-    const float chunk_top = reduce_max(top);
-    const float new_top = chunk_top > states[g].top ? chunk_top : states[g].top;
-    rescale[g] = states[g].top - new_top;
-    states[g].top = new_top;
-  }
-  store(rescale, exponential(load(rescale)));
-#pragma GCC unroll 4
-  for (int g = 0; g < G; ++g) {
-    F sums = zero();
-    for (int j = 0; j < kChunk; j += kWidth) {
-      const F weight = exponential(sub(load(scores[g] + j), set1(states[g].top)));
-      store(scores[g] + j, weight);
-      sums = add(sums, weight);
-    }
-    states[g].sum = states[g].sum * rescale[g] + reduce_add(sums);
-  }
-}
-
-/// out[g][d...] = out * rescale + sum over the chunk of weight * v, for V vectors from d on.
-template <typename T, int G, int V>
-SPECRT_INLINE void weigh(const AttentionArgs& args, const Places& here,
-                         const float (&weights)[G][kChunk], const float (&rescale)[kWidth],
-                         std::int64_t d, std::int64_t lanes, float* out) {
-  const T* values = static_cast<const T*>(args.v) + d;
-  F sums[G][V];
-#pragma GCC unroll 4
-  for (int g = 0; g < G; ++g) {
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      const F before = load_lanes(out + g * args.head_dim + d + v * kWidth, lanes);
-      sums[g][v] = mul(before, set1(rescale[g]));
-    }
-  }
-  for (int j = here.first; j < here.count; ++j) {
-    F value[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) value[v] = load_lanes(values + here.at[j] + v * kWidth, lanes);
-#pragma GCC unroll 4
-    for (int g = 0; g < G; ++g) {
-      const F weight = set1(weights[g][j]);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sums[g][v] = fma(weight, value[v], sums[g][v]);
-    }
-  }
-#pragma GCC unroll 4
-  for (int g = 0; g < G; ++g) {
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      store_lanes(out + g * args.head_dim + d + v * kWidth, sums[g][v], lanes);
-    }
-  }
-}
-
-/// One chunk for G heads that share a key/value head.
-template <typename T, int G>
-void attend_chunk(const AttentionArgs& args, const float* q, const Places& here,
-                  const Places& following, Softmax* states, float* out) {
-  alignas(64) float scores[G][kChunk];
-  alignas(64) float rescale[kWidth];
-  score<T, G>(args, q, here, following, scores);
-  advance<G>(states, scores, rescale);
-  constexpr int kVectors = G <= 3 ? 4 : 2;
-  std::int64_t d = 0;
-  for (; d + kVectors * kWidth <= args.head_dim; d += kVectors * kWidth) {
-    weigh<T, G, kVectors>(args, here, scores, rescale, d, kWidth, out);
-  }
-  for (; d + kWidth <= args.head_dim; d += kWidth) {
-    weigh<T, G, 1>(args, here, scores, rescale, d, kWidth, out);
-  }
-  if (d < args.head_dim) {
-    weigh<T, G, 1>(args, here, scores, rescale, d, args.head_dim - d, out);
-  }
-}
-
-template <typename T>
-SPECRT_INLINE void attend_heads(int heads, const AttentionArgs& args, const float* q,
-                                const Places& here, const Places& following, Softmax* states,
-                                float* out) {
-  using Function =
-      void (*)(const AttentionArgs&, const float*, const Places&, const Places&, Softmax*, float*);
-  static constexpr Function kByHeads[kHeadsAtOnce + 1] = {
-      nullptr, attend_chunk<T, 1>, attend_chunk<T, 2>, attend_chunk<T, 3>, attend_chunk<T, 4>};
-  kByHeads[heads](args, q, here, following, states, out);
-}
-
-template <typename T>
-void attend(const AttentionArgs& args, const AttentionRow& row, std::int64_t kv_head) {
-  const int group = static_cast<int>(args.q_heads / args.kv_heads);
-  const std::int64_t width = group * args.head_dim;
-  const float* q = row.q + kv_head * width;
-  float* out = row.out + kv_head * width;
-  const std::int64_t total = row.table_positions + row.path_length;
-
-  for (std::int64_t i = 0; i < width; ++i) out[i] = 0.0f;
-  if (total <= 0) return;
-  Softmax states[kMaxGroup];
-  for (int g = 0; g < group; ++g) states[g] = {-__builtin_inff(), 0.0f};
-  Places places[2];
-  const std::int64_t gone = args.window > 0 && total > args.window ? total - args.window : 0;
-  const std::int64_t start = gone / kChunk * kChunk;
-  find_places(args, row, kv_head, start, places[0]);
-  int now = 0;
-  for (std::int64_t begin = start; begin < total; begin += kChunk, now = 1 - now) {
-    find_places(args, row, kv_head, begin + kChunk, places[1 - now]);
-    for (int g = 0; g < group; g += kHeadsAtOnce) {
-      const int heads = group - g < kHeadsAtOnce ? group - g : kHeadsAtOnce;
-      attend_heads<T>(heads, args, q + g * args.head_dim, places[now], places[1 - now], states + g,
-                      out + g * args.head_dim);
-    }
-  }
-  for (int g = 0; g < group; ++g) {
-    const F scale = set1(1.0f / states[g].sum);
-    float* head = out + g * args.head_dim;
-    for (std::int64_t d = 0; d < args.head_dim; d += kWidth) {
-      const std::int64_t lanes = args.head_dim - d < kWidth ? args.head_dim - d : kWidth;
-      F value = mul(load_lanes(head + d, lanes), scale);
-      if (args.round_output) value = round_bf16(value);
-      store_lanes(head + d, value, lanes);
-    }
-  }
-}
-
-void attention(const AttentionArgs& args, std::int64_t task_begin, std::int64_t task_end) {
-  for (std::int64_t task = task_begin; task < task_end; ++task) {
-    const AttentionRow& row = args.rows[task / args.kv_heads];
-    const std::int64_t kv_head = task % args.kv_heads;
-    if (args.kv_dtype == DType::f32) {
-      attend<float>(args, row, kv_head);
-    } else {
-      attend<std::uint16_t>(args, row, kv_head);
+void attention_combine(const AttentionArgs& args, std::int64_t row_begin, std::int64_t row_end) {
+  const std::int64_t dim = args.head_dim;
+  const std::int64_t stride = partial_floats(args.q_heads, dim);
+  for (std::int64_t r = row_begin; r < row_end; ++r) {
+    const AttentionRow& row = args.rows[r];
+    if (row.partial < 0) continue;
+    const Extent e = extent_of(args, row);
+    for (std::int64_t h = 0; h < args.q_heads; ++h) {
+      const float* from = args.partials + row.partial * stride;
+      float* out = row.out + h * dim;
+      __builtin_memcpy(out, from + h * dim, static_cast<std::size_t>(dim) * sizeof(float));
+      float top = from[args.q_heads * dim + h];
+      float sum = from[args.q_heads * (dim + 1) + h];
+      for (std::int64_t s = e.first_segment + 1; s < e.end_segment; ++s) {
+        from += stride;
+        combine(top, sum, out, from[args.q_heads * dim + h], from[args.q_heads * (dim + 1) + h],
+                from + h * dim, dim);
+      }
+      finish(args, sum, out);
     }
   }
 }

@@ -24,7 +24,7 @@ struct Int8Weight {
       const F scale = load_twice(scales + lane / 2);
       for (int pair = 0; pair < 16; ++pair) {
         const int at = pair * kPairLanes + lane;
-        store_bf16(out + at, mul(load_int8(codes + at), scale));
+        store_bf16(out + at, mul(load_i8(codes + at), scale));
       }
     }
   }

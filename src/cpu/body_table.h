@@ -23,7 +23,9 @@ constexpr Kernels table_named(const char* name) {
   table.add_scaled = add_scaled;
   table.store = store_as;
   table.load = load_as;
+  table.store_kv = store_kv;
   table.attention = attention;
+  table.attention_combine = attention_combine;
   table.arg_max = arg_max;
   table.exp_sum = exp_sum;
   table.exp_weights = exp_weights;

@@ -30,7 +30,7 @@ SPECRT_INLINE float prepare_row(const float* x, std::int64_t k, std::int8_t* out
       const std::int64_t left = k - step - i;
       F value = zero();
       if (left > 0) value = load_lanes(x + step + i, left < kWidth ? left : kWidth);
-      store_int8(out + i, mul(value, inverse));
+      store_i8(out + i, mul(value, inverse));
     }
   }
   return scale;

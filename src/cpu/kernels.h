@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "core/kv_dtype.h"
 #include "specrt/types.h"
 
 namespace specrt::cpu {
@@ -18,6 +19,15 @@ namespace specrt::cpu {
 inline constexpr std::int64_t kPanel = 32;
 /// Attention reduces over chunks of this many absolute positions, whatever the block size.
 inline constexpr std::int64_t kAttentionChunk = 32;
+/// Chunks are summed up by segments of this many absolute positions, and segments combined in
+/// order, by whichever threads.
+inline constexpr std::int64_t kAttentionSegment = 512;
+static_assert(kAttentionSegment % kAttentionChunk == 0);
+/// Most rows of an attention task.
+inline constexpr std::int64_t kAttentionRows = 16;
+/// Most query heads of one kv head, and the widest head, that attention takes.
+inline constexpr std::int64_t kMaxHeadGroup = 64;
+inline constexpr std::int64_t kMaxHeadDim = 512;
 /// Vocabulary-wide sums use chunks of this many entries, combined in order.
 inline constexpr std::int64_t kVocabChunk = 4096;
 
@@ -71,12 +81,24 @@ struct AttentionRow {
   std::int64_t table_positions = 0;
   const std::int32_t* path = nullptr;  ///< slots less AttentionArgs::path_base
   std::int64_t path_length = 0;
+  /// Where the row's first segment goes in AttentionArgs::partials, the next ones behind it; -1:
+  /// one task takes all segments and sets `out`.
+  std::int64_t partial = -1;
+};
+
+/// Rows [first_row, first_row + rows), all of one block table: what they all read is read once.
+struct AttentionUnit {
+  std::int64_t first_row = 0;
+  std::int64_t rows = 0;      ///< at most attention_rows_at_once()
+  std::int64_t segment = -1;  ///< the only one to do, for rows that have partials; -1: all
 };
 
 struct AttentionArgs {
   const void* k = nullptr;  ///< [slots, kv_heads, head_dim] of kv_dtype
   const void* v = nullptr;
-  DType kv_dtype = DType::f32;
+  const float* k_scales = nullptr;  ///< [slots, kv_heads], for int8
+  const float* v_scales = nullptr;
+  KvDType kv_dtype = KvDType::f32;
   std::int64_t block_size =
       0;  ///< slot of position p: table[p / block_size] * block_size + p % block_size
   std::int64_t path_base = 0;  ///< slot of a path entry = path_base + entry
@@ -88,6 +110,9 @@ struct AttentionArgs {
   std::int64_t window = 0;    ///< > 0: only the last `window` positions, the token itself included
   bool round_output = false;  ///< out rounded to bf16 values
   const AttentionRow* rows = nullptr;
+  const AttentionUnit* units = nullptr;
+  /// Segments' results, partial_floats() each: the heads' outputs, maxima and sums.
+  float* partials = nullptr;
 };
 
 /// The random stream of one choice; see core/philox.h for how it maps to Philox.
@@ -155,10 +180,18 @@ struct Kernels {
   /// Loads dtype as floats.
   void (*load)(const void* x, std::int64_t n, DType dtype, float* out);
 
-  /// Softmax attention for tasks [begin, end); task = row * kv_heads + kv_head, covering that
-  /// head's q_heads / kv_heads query heads. Online softmax by chunks of kAttentionChunk.
-  /// head_dim <= 512, q_heads / kv_heads <= 64.
+  /// Stores `heads` vectors of head_dim as the KV cache has them. scales: [heads], for int8; a
+  /// vector with NaN or infinity in it reads as NaN, one with nothing above 2^-100 as zeros.
+  void (*store_kv)(const float* x, std::int64_t heads, std::int64_t head_dim, KvDType dtype,
+                   void* out, float* scales);
+
+  /// Softmax attention for tasks [begin, end); task = unit * kv_heads + kv_head, covering that
+  /// head's q_heads / kv_heads query heads. Online softmax by chunks of kAttentionChunk inside a
+  /// segment; segments are combined in order.
   void (*attention)(const AttentionArgs& args, std::int64_t task_begin, std::int64_t task_end);
+  /// Sets `out` of those rows in [begin, end) that have partials, all of them done by now.
+  void (*attention_combine)(const AttentionArgs& args, std::int64_t row_begin,
+                            std::int64_t row_end);
 
   ArgMax (*arg_max)(const float* x, std::int64_t n);
 
@@ -192,6 +225,16 @@ inline std::int64_t prepared_bytes(std::int64_t rows, std::int64_t k) {
 }
 inline std::int64_t prepared_scales(std::int64_t rows, std::int64_t k) {
   return prepared_rows(rows) * ((k + 63) / 64 * 64);
+}
+
+/// Bounds what a task of attention() keeps on its stack.
+inline std::int64_t attention_rows_at_once(std::int64_t head_group, std::int64_t head_dim) {
+  const std::int64_t fit = kMaxHeadGroup * kMaxHeadDim / (head_group * head_dim);
+  return fit < 1 ? 1 : fit < kAttentionRows ? fit : kAttentionRows;
+}
+
+inline std::int64_t partial_floats(std::int64_t q_heads, std::int64_t head_dim) {
+  return q_heads * (head_dim + 2);
 }
 
 const Kernels& scalar_kernels();

@@ -113,9 +113,14 @@ SPECRT_INLINE F load_twice(const float* p) {
   const __m128 x = _mm_loadu_ps(p);
   return _mm256_set_m128(_mm_unpackhi_ps(x, x), _mm_unpacklo_ps(x, x));
 }
-SPECRT_INLINE F load_int8(const std::int8_t* p) {
+SPECRT_INLINE F load_i8(const std::int8_t* p) {
   return _mm256_cvtepi32_ps(
       _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+SPECRT_INLINE F load_i8_part(const std::int8_t* p, std::int64_t n) {
+  alignas(8) std::int8_t lanes[8] = {};
+  __builtin_memcpy(lanes, p, static_cast<std::size_t>(n));
+  return load_i8(lanes);
 }
 SPECRT_INLINE F load_half(const std::uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -124,11 +129,16 @@ SPECRT_INLINE F nibble(I x, int from) {
   return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(x, from), _mm256_set1_epi32(15)));
 }
 
-SPECRT_INLINE void store_int8(std::int8_t* p, F x) {
+SPECRT_INLINE void store_i8(std::int8_t* p, F x) {
   const I whole = _mm256_cvtps_epi32(x);
   const __m128i words =
       _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
+SPECRT_INLINE void store_i8_part(std::int8_t* p, F x, std::int64_t n) {
+  alignas(8) std::int8_t lanes[8];
+  store_i8(lanes, x);
+  __builtin_memcpy(p, lanes, static_cast<std::size_t>(n));
 }
 
 struct Dot {

@@ -113,9 +113,12 @@ SPECRT_INLINE F load_twice(const float* p) {
   const I twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
   return _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(p)));
 }
-SPECRT_INLINE F load_int8(const std::int8_t* p) {
+SPECRT_INLINE F load_i8(const std::int8_t* p) {
   return _mm512_cvtepi32_ps(
       _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+SPECRT_INLINE F load_i8_part(const std::int8_t* p, std::int64_t n) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)));
 }
 /// fp16 to float.
 SPECRT_INLINE F load_half(const std::uint16_t* p) {
@@ -129,8 +132,12 @@ SPECRT_INLINE F nibble(I x, int from) {
 }
 
 /// To the nearest whole numbers, ties to even; |x| <= 127.
-SPECRT_INLINE void store_int8(std::int8_t* p, F x) {
+SPECRT_INLINE void store_i8(std::int8_t* p, F x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+
+SPECRT_INLINE void store_i8_part(std::int8_t* p, F x, std::int64_t n) {
+  _mm_mask_storeu_epi8(p, first_lanes(n), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
 }
 
 /// Sums of products of int8 in fours, for kWidth outputs; how they lie is the level's own affair.

@@ -108,20 +108,23 @@ SPECRT_INLINE void store_bf16_part(std::uint16_t* p, F x, std::int64_t n) {
 SPECRT_INLINE void store_bf16(std::uint16_t* p, F x) { store_bf16_part(p, x, kWidth); }
 
 SPECRT_INLINE F load_twice(const float* p) { return F{p[0], p[0], p[1], p[1]}; }
-SPECRT_INLINE F load_int8(const std::int8_t* p) {
-  return F{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]),
-           static_cast<float>(p[3])};
+SPECRT_INLINE F load_i8_part(const std::int8_t* p, std::int64_t n) {
+  F x = zero();
+  for (int i = 0; i < n; ++i) x[i] = static_cast<float>(p[i]);
+  return x;
 }
+SPECRT_INLINE F load_i8(const std::int8_t* p) { return load_i8_part(p, kWidth); }
 SPECRT_INLINE F load_half(const std::uint16_t* p) {
   return F{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
 }
 SPECRT_INLINE F nibble(I x, int from) { return __builtin_convertvector((x >> from) & 15u, F); }
 
-SPECRT_INLINE void store_int8(std::int8_t* p, F x) {
+SPECRT_INLINE void store_i8_part(std::int8_t* p, F x, std::int64_t n) {
   const F magic = set1(0x1.8p23f);  // adding it rounds to a whole number
   const F whole = (x + magic) - magic;
-  for (int i = 0; i < kWidth; ++i) p[i] = static_cast<std::int8_t>(whole[i]);
+  for (int i = 0; i < n; ++i) p[i] = static_cast<std::int8_t>(whole[i]);
 }
+SPECRT_INLINE void store_i8(std::int8_t* p, F x) { store_i8_part(p, x, kWidth); }
 
 struct Dot {
   int at[4][kWidth];  // [k][output]; a sum lies in at[0]

@@ -23,6 +23,7 @@ RunnerOptions runner_options(const DecoderOptions& options, bool with_team) {
   out.max_batch_size = options.max_batch_size;
   out.max_rows = options.max_rows;
   out.block_size = options.block_size;
+  out.kv_cache_dtype = options.kv_cache_dtype;
   out.prefix_reuse = options.enable_prefix_caching;
   out.cpu_isa = options.cpu_isa;
   if (with_team) {
@@ -31,6 +32,10 @@ RunnerOptions runner_options(const DecoderOptions& options, bool with_team) {
                    : std::make_shared<ThreadTeam>(options.threads, options.pin_threads);
   }
   return out;
+}
+
+std::string resolve_kv_cache_dtype(const std::string& kv_cache_dtype, DType dtype) {
+  return name_of(kv_dtype_from_name(kv_cache_dtype, dtype));
 }
 
 MemoryUse memory_of(const ModelConfig& config, Precision precision, const DecoderOptions& options) {

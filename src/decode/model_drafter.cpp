@@ -22,6 +22,7 @@ RunnerOptions runner_options(const DraftModelOptions& options) {
   out.max_batch_size = options.max_batch_size;
   out.max_rows = options.max_rows;
   out.block_size = options.block_size;
+  out.kv_cache_dtype = options.kv_cache_dtype;
   out.prefix_reuse = options.enable_prefix_caching;
   out.team = options.team != nullptr ? options.team : std::make_shared<ThreadTeam>(options.threads);
   out.cpu_isa = options.cpu_isa;

@@ -7,7 +7,7 @@
 #include "specrt/error.h"
 
 // The forward pass: decoder layers over the rows of a pass, every op one parallel region
-// over outputs, rows or (row, kv head) tasks. Nothing here depends on how rows came together.
+// over outputs, rows or attention tasks. Nothing here depends on how rows came together.
 
 namespace specrt {
 
@@ -111,10 +111,11 @@ void Runner::rotate_and_store(std::int64_t index) {
   const std::int64_t q_width = c.num_heads * c.head_dim;
   const std::int64_t kv_width = c.num_kv_heads * c.head_dim;
   const std::int64_t width = q_width + 2 * kv_width;
-  const DType dtype = activation_dtype(model_.precision());
-  const std::int64_t slot_bytes = kv_width * static_cast<std::int64_t>(size_of(dtype));
+  const std::int64_t slot_bytes = kv_width * static_cast<std::int64_t>(size_of(kv_dtype_));
   std::byte* k_plane = storage_.plane(index, 0);
   std::byte* v_plane = storage_.plane(index, 1);
+  float* k_scales = kv_scales(index, 0);
+  float* v_scales = kv_scales(index, 1);
   pool_->parallel(rows_, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       const std::int64_t position = positions_[static_cast<std::size_t>(row)];
@@ -141,8 +142,11 @@ void Runner::rotate_and_store(std::int64_t index) {
         }
       }
       const std::int64_t slot = slots_[group][static_cast<std::size_t>(row)];
-      kernels_->store(k, kv_width, dtype, k_plane + slot * slot_bytes);
-      kernels_->store(k + kv_width, kv_width, dtype, v_plane + slot * slot_bytes);
+      const std::int64_t scale = k_scales == nullptr ? 0 : slot * c.num_kv_heads;
+      kernels_->store_kv(k, c.num_kv_heads, c.head_dim, kv_dtype_, k_plane + slot * slot_bytes,
+                         k_scales + scale);
+      kernels_->store_kv(k + kv_width, c.num_kv_heads, c.head_dim, kv_dtype_,
+                         v_plane + slot * slot_bytes, v_scales + scale);
     }
   });
 }
@@ -153,7 +157,9 @@ void Runner::attend(std::int64_t index) {
   cpu::AttentionArgs args;
   args.k = storage_.plane(index, 0);
   args.v = storage_.plane(index, 1);
-  args.kv_dtype = activation_dtype(model_.precision());
+  args.k_scales = kv_scales(index, 0);
+  args.v_scales = kv_scales(index, 1);
+  args.kv_dtype = kv_dtype_;
   args.block_size = cache_.layout().block_size;
   args.path_base = cache_.scratch_slot(group, 0);
   args.q_heads = c.num_heads;
@@ -164,10 +170,13 @@ void Runner::attend(std::int64_t index) {
   args.softcap = static_cast<float>(c.attention_softcap);
   args.window = c.window_of(index);
   args.round_output = model_.precision() != Precision::f32;
-  args.rows = attention_rows_[static_cast<std::size_t>(group)].data();
-  pool_->parallel(rows_ * c.num_kv_heads, [&](std::int64_t begin, std::int64_t end) {
-    kernels_->attention(args, begin, end);
-  });
+  args.partials = partials_;
+  attention_plans_[static_cast<std::size_t>(group)].run(args, *kernels_, *pool_);
+}
+
+float* Runner::kv_scales(std::int64_t layer, std::int64_t plane) const {
+  if (kv_dtype_ != KvDType::i8) return nullptr;
+  return reinterpret_cast<float*>(storage_.plane(layer, 2 + plane));
 }
 
 // The residual stream gains a block's output: x += scale * norm(W in + bias).
@@ -224,6 +233,7 @@ void Runner::forward() {
       out.path = paths_.data() + path_begin_[r];
       out.path_length = path_length_[r];
     }
+    attention_plans_[g].make(std::span(attention_rows_[g]).first(static_cast<std::size_t>(rows_)));
   }
   embed();
   for (std::int64_t i = 0; i < c.num_layers; ++i) layer(i);

@@ -38,7 +38,9 @@ KvLayout Runner::kv_layout(const ModelConfig& config, DType dtype, const RunnerO
   layout.block_size = options.block_size;
   layout.scratch_slots = options.max_rows;
   layout.prefix_reuse = options.prefix_reuse;
-  const KvPlane plane{config.num_kv_heads, config.head_dim, dtype};
+  const KvDType kv_dtype = kv_dtype_from_name(options.kv_cache_dtype, dtype);
+  const KvPlane plane{config.num_kv_heads, config.head_dim, kv_dtype};
+  const KvPlane scales{config.num_kv_heads, 1, KvDType::f32};
   // One group for each different window, the widest (all positions) first.
   std::map<std::int64_t, KvGroup> groups;
   for (std::int64_t i = 0; i < config.num_layers; ++i) {
@@ -47,6 +49,7 @@ KvLayout Runner::kv_layout(const ModelConfig& config, DType dtype, const RunnerO
     group.window = window;
     group.layers.push_back(i);
     group.planes = {plane, plane};
+    if (kv_dtype == KvDType::i8) group.planes = {plane, plane, scales, scales};
   }
   for (auto& [order, group] : groups) layout.groups.push_back(std::move(group));
   if (options.kv_cache_bytes > 0) {
@@ -82,8 +85,8 @@ namespace {
 
 // Everything the workspace holds, in floats; the constructor takes the same amounts in order.
 struct WorkspaceSizes {
-  std::int64_t table, local_table, x, normed, qkv, attended, activated, block_out, prepared,
-      head_in, logits;
+  std::int64_t table, local_table, x, normed, qkv, attended, partials, activated, block_out,
+      prepared, head_in, logits;
   WorkspaceSizes(const ModelConfig& c, const RunnerOptions& o) {
     const std::int64_t rows = o.max_rows;
     table = Runner::resolve_max_model_len(c, o.max_model_len) *
@@ -93,6 +96,7 @@ struct WorkspaceSizes {
     normed = x;
     qkv = rows * (c.num_heads + 2 * c.num_kv_heads) * c.head_dim;
     attended = rows * c.num_heads * c.head_dim;
+    partials = most_partials(c, o) * cpu::partial_floats(c.num_heads, c.head_dim);
     activated = rows * c.intermediate_size;
     const bool simple = c.norm_placement == NormPlacement::pre && c.residual_scale == 1.0;
     block_out = simple ? 0 : x;
@@ -101,6 +105,10 @@ struct WorkspaceSizes {
     prepared = cpu::prepared_bytes(std::max<std::int64_t>(rows, Runner::kLogitRows), widest) / 4;
     head_in = Runner::kLogitRows * c.hidden_size;
     logits = Runner::kLogitRows * ((c.vocab_size + cpu::kPanel - 1) / cpu::kPanel * cpu::kPanel);
+  }
+  static std::int64_t most_partials(const ModelConfig& c, const RunnerOptions& o) {
+    return AttentionPlan::most_partials(o.max_rows,
+                                        Runner::resolve_max_model_len(c, o.max_model_len));
   }
 };
 
@@ -111,8 +119,8 @@ std::int64_t aligned(std::int64_t floats) { return (floats + 15) / 16 * 16; }
 std::int64_t Runner::workspace_bytes(const ModelConfig& config, const RunnerOptions& options) {
   const WorkspaceSizes s(config, options);
   std::int64_t floats = 2 * aligned(s.table) + 2 * aligned(s.local_table);
-  for (const std::int64_t size : {s.x, s.normed, s.qkv, s.attended, s.activated, s.block_out,
-                                  s.prepared, s.head_in, s.logits}) {
+  for (const std::int64_t size : {s.x, s.normed, s.qkv, s.attended, s.partials, s.activated,
+                                  s.block_out, s.prepared, s.head_in, s.logits}) {
     floats += aligned(size);
   }
   return floats * 4;
@@ -125,6 +133,7 @@ Runner::Runner(const Model& model, const RunnerOptions& options)
       team_(options.team != nullptr ? options.team : std::make_shared<ThreadTeam>()),
       pool_(&team_->impl().pool),
       kernels_(&cpu::kernels_of(cpu_isa_from_name(options.cpu_isa))),
+      kv_dtype_(kv_dtype_from_name(options.kv_cache_dtype, activation_dtype(model.precision()))),
       cache_(kv_layout(model.config(), activation_dtype(model.precision()), options)),
       storage_(cache_.layout()),
       buffer_(Buffer::allocate(workspace_bytes(model.config(), options), "workspace")) {
@@ -138,6 +147,7 @@ Runner::Runner(const Model& model, const RunnerOptions& options)
   normed_ = work(s.normed);
   qkv_ = work(s.qkv);
   attended_ = work(s.attended);
+  partials_ = work(s.partials);
   activated_ = work(s.activated);
   block_out_ = work(s.block_out);
   prepared_ = work(s.prepared);
@@ -161,7 +171,14 @@ Runner::Runner(const Model& model, const RunnerOptions& options)
   slots_.assign(groups.size(), std::vector<std::int32_t>(rows));
   attention_rows_.assign(groups.size(), std::vector<cpu::AttentionRow>(rows));
   group_of_.resize(static_cast<std::size_t>(c.num_layers));
+  AttentionPlan::Shape shape;
+  shape.q_heads = c.num_heads;
+  shape.kv_heads = c.num_kv_heads;
+  shape.head_dim = c.head_dim;
+  shape.max_partials = WorkspaceSizes::most_partials(c, options);
   for (std::size_t g = 0; g < groups.size(); ++g) {
+    shape.window = groups[g].window;
+    attention_plans_.emplace_back(shape, max_rows_, pool_->size());
     for (const std::int64_t layer : groups[g].layers) {
       group_of_[static_cast<std::size_t>(layer)] = static_cast<std::int64_t>(g);
     }

@@ -9,6 +9,7 @@
 #include "core/kv_cache.h"
 #include "cpu/kernels.h"
 #include "cpu/thread_pool.h"
+#include "model/attention_plan.h"
 #include "model/kv_storage.h"
 #include "model/weights.h"
 #include "specrt/cpu.h"
@@ -24,6 +25,7 @@ struct RunnerOptions {
   int max_batch_size = 1;
   int max_rows = 512;
   int block_size = 16;
+  std::string kv_cache_dtype = "auto";  ///< as kv_dtype_from_name() reads it
   bool prefix_reuse = false;
   std::shared_ptr<ThreadTeam> team;
   std::string cpu_isa = "auto";
@@ -101,6 +103,7 @@ class Runner {
   void norm(const float* weight, Precision precision);
   void rotate_and_store(std::int64_t index);
   void attend(std::int64_t index);
+  float* kv_scales(std::int64_t layer, std::int64_t plane) const;  // null but for int8
   void add_block(const Matrix& matrix, const float* bias, const float* x, std::int64_t width,
                  const float* post_norm);
   void fill_tables(const std::vector<float>& factors, double scale, float* cos, float* sin);
@@ -137,6 +140,7 @@ class Runner {
   std::shared_ptr<ThreadTeam> team_;
   cpu::ThreadPool* pool_ = nullptr;
   const cpu::Kernels* kernels_ = nullptr;
+  KvDType kv_dtype_ = KvDType::f32;
   KvCache cache_;
   KvStorage storage_;
   std::vector<KvCache::Move> moves_;
@@ -153,6 +157,7 @@ class Runner {
   std::vector<std::int64_t> path_length_;
   std::vector<std::int32_t> paths_;                             // scratch indices
   std::vector<std::vector<cpu::AttentionRow>> attention_rows_;  // a group each
+  std::vector<AttentionPlan> attention_plans_;                  // a group each
   std::vector<std::int64_t> group_of_;                          // by layer
 
   // Workspace, all in one buffer.
@@ -167,6 +172,7 @@ class Runner {
   float* normed_ = nullptr;        // [max_rows, hidden]
   float* qkv_ = nullptr;           // [max_rows, (heads + 2 kv_heads) * head_dim]
   float* attended_ = nullptr;      // [max_rows, heads * head_dim]
+  float* partials_ = nullptr;      // what segments of long contexts come to, see AttentionPlan
   float* activated_ = nullptr;     // [max_rows, intermediate]
   float* block_out_ = nullptr;     // [max_rows, hidden], where a block's output is not simply added
   float* prepared_ = nullptr;      // what Kernels::prepare_* make of a product's input

@@ -26,9 +26,14 @@ Vector silu_mul(const Vector& gate, const Vector& up);
 Vector gelu_mul(const Vector& gate, const Vector& up);
 
 /// softmax(scale * q . keys) . values for one query head; keys[j] and values[j] are the vectors at
-/// position j.
+/// position j. softcap > 0: scores are softcap * tanh(score / softcap); window > 0: of the last
+/// `window` positions only.
 Vector attention(const Vector& q, const std::vector<Vector>& keys,
-                 const std::vector<Vector>& values, double scale);
+                 const std::vector<Vector>& values, double scale, double softcap = 0.0,
+                 std::int64_t window = 0);
+
+/// x as an int8 KV cache gives it back: max |x| / 127 times the nearest whole numbers.
+Vector quantised(const Vector& x);
 
 /// exp((x[i] - max) * inv_temperature)
 Vector exp_weights(const Vector& x, double max, double inv_temperature);

@@ -22,6 +22,7 @@ using specrt::DecoderOptions;
 using specrt::Drafter;
 using specrt::DraftRequest;
 using specrt::DraftTree;
+using specrt::DType;
 using specrt::Finish;
 using specrt::InvalidArgument;
 using specrt::Model;
@@ -333,16 +334,46 @@ TEST(decoder_refuses_bad_options) {
   refuse([](DecoderOptions& o) { o.max_batch_size = 0; }, "[max_batch_size]");
   refuse([](DecoderOptions& o) { o.max_rows = 1; }, "[max_rows]");
   refuse([](DecoderOptions& o) { o.block_size = 0; }, "[block_size]");
+  refuse([](DecoderOptions& o) { o.kv_cache_dtype = "fp8"; }, "[kv_cache_dtype] expected");
   DecoderOptions options = good;
   options.cpu_isa = "avx1024";
   CHECK_THROWS(Decoder(counter(), options), InvalidArgument, "avx1024");
   CHECK_THROWS(Decoder(Model(), good), InvalidArgument, "[decoder] expected a loaded model");
-  const specrt::MemoryUse told = specrt::memory_of(counter().config(), counter().precision(), good);
-  const specrt::MemoryUse taken = Decoder(counter(), good).memory();
-  CHECK_EQ(told.weights, taken.weights);
-  CHECK_EQ(told.kv_cache, taken.kv_cache);
-  CHECK_EQ(told.workspace, taken.workspace);
-  CHECK(taken.kv_cache <= good.kv_cache_bytes);
+  for (const char* const kv_cache_dtype : {"auto", "float32", "fp32", "bfloat16", "bf16", "int8"}) {
+    const DecoderOptions one = tiny::options_for(counter(), 2, 100, 16, kv_cache_dtype);
+    const specrt::MemoryUse told =
+        specrt::memory_of(counter().config(), counter().precision(), one);
+    const specrt::MemoryUse taken = Decoder(counter(), one).memory();
+    CHECK_EQ(told.weights, taken.weights);
+    CHECK_EQ(told.kv_cache, taken.kv_cache);
+    CHECK_EQ(told.workspace, taken.workspace);
+    CHECK_EQ(taken.kv_cache, one.kv_cache_bytes);
+  }
+}
+
+// What a token takes: two vectors a head and layer, and their scales.
+TEST(decoder_kv_cache_bytes_by_dtype) {
+  const specrt::ModelConfig& config = counter().config();
+  const std::int64_t vectors = 2 * config.num_layers * config.num_kv_heads;
+  const auto bytes = [&](const char* kv_cache_dtype, specrt::Precision dtype) {
+    DecoderOptions options;
+    options.kv_cache_dtype = kv_cache_dtype;
+    const auto of = [&](std::int64_t tokens) {
+      return specrt::kv_cache_bytes_for(config, dtype, options, 1, tokens);
+    };
+    return of(32) - of(16);
+  };
+  CHECK_EQ(bytes("float32", specrt::Precision::bf16), 16 * vectors * config.head_dim * 4);
+  CHECK_EQ(bytes("bf16", specrt::Precision::f32), 16 * vectors * config.head_dim * 2);
+  CHECK_EQ(bytes("int8", specrt::Precision::f32), 16 * vectors * (config.head_dim + 4));
+  CHECK_EQ(bytes("auto", specrt::Precision::f32), bytes("fp32", specrt::Precision::f32));
+  CHECK_EQ(bytes("auto", specrt::Precision::bf16), bytes("bfloat16", specrt::Precision::bf16));
+  CHECK_EQ(specrt::resolve_kv_cache_dtype("auto", specrt::DType::bf16), "bfloat16");
+  CHECK_EQ(specrt::resolve_kv_cache_dtype("fp32", specrt::DType::bf16), "float32");
+  for (const char* const name : {"", "int4", "fp8_e5m2", "Int8"}) {
+    CHECK_THROWS(specrt::resolve_kv_cache_dtype(name, specrt::DType::f32), InvalidArgument,
+                 "[kv_cache_dtype]");
+  }
 }
 
 TEST(decoder_refuses_bad_plans_and_changes_nothing) {

@@ -41,6 +41,8 @@ using tiny::Tokens;
 
 constexpr Precision kDtypes[] = {Precision::f32, Precision::bf16, Precision::int8, Precision::int4,
                                  Precision::w8a8};
+/// How runners of the case at hand keep keys and values.
+std::string kv_cache_dtype = "auto";
 
 /// What a row gives and leaves: its logits, its keys and values in every layer.
 struct Row {
@@ -67,6 +69,7 @@ std::unique_ptr<Runner> make_runner(const Model& model, const Setup& setup) {
   options.max_batch_size = setup.sequences;
   options.max_rows = setup.max_rows;
   options.cpu_isa = specrt::name_of(setup.isa);
+  options.kv_cache_dtype = kv_cache_dtype;
   options.team = std::make_shared<specrt::ThreadTeam>(setup.threads);
   options.kv_cache_bytes = std::int64_t{1} << 30;  // cut to what can be used
   return std::make_unique<Runner>(model, options);
@@ -171,12 +174,15 @@ template <typename Body>
 void for_each_level(Body&& body) {
   for (const CpuIsa isa : specrt::available_cpu_isas()) {
     for (const Precision dtype : kDtypes) {
-      try {
-        body(isa, dtype);
-      } catch (const std::exception& error) {
-        check::fail(
-            __FILE__, __LINE__,
-            std::string(specrt::name_of(isa)) + " " + specrt::name_of(dtype) + ": " + error.what());
+      for (const char* const kv : {"auto", "int8"}) {
+        kv_cache_dtype = kv;
+        try {
+          body(isa, dtype);
+        } catch (const std::exception& error) {
+          check::fail(__FILE__, __LINE__,
+                      std::string(specrt::name_of(isa)) + " " + specrt::name_of(dtype) + " kv " +
+                          kv + ": " + error.what());
+        }
       }
     }
   }

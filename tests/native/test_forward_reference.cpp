@@ -142,18 +142,21 @@ class Oracle {
   std::map<std::string, Vector> tensors_;
 };
 
-void compare(const tiny::Spec& spec, std::size_t length) {
+void compare(const tiny::Spec& spec, std::size_t length,
+             const std::string& kv_cache_dtype = "auto") {
   const tiny::Tensors tensors = tiny::random_tensors(spec);
   const specrt::Model model = tiny::build(tiny::config_of(spec), spec.dtype, tensors);
   const tiny::Tokens text = tiny::random_tokens(length, length, spec.vocab);
   const std::vector<Vector> expected = Oracle(spec, tensors).logits(text);
-  const double tolerance = spec.dtype == Precision::f32    ? 1e-5
-                           : spec.dtype == Precision::w8a8 ? 6e-2
-                                                           : 3e-2;
+  const bool exact =
+      spec.dtype == Precision::f32 && (kv_cache_dtype == "auto" || kv_cache_dtype == "float32");
+  const double tolerance = exact ? 1e-5 : spec.dtype == Precision::w8a8 ? 6e-2 : 3e-2;
   for (const specrt::CpuIsa isa : specrt::available_cpu_isas()) {
     specrt::RunnerOptions options;
     options.kv_cache_bytes = std::int64_t{1} << 30;
     options.cpu_isa = specrt::name_of(isa);
+    options.kv_cache_dtype = kv_cache_dtype;
+    options.max_rows = 600;
     options.team = std::make_shared<specrt::ThreadTeam>(1);
     specrt::Runner runner(model, options);
     const specrt::cpu::FpMode mode;
@@ -191,6 +194,18 @@ TEST(forward_agrees_with_double_precision) {
     tiny::Spec spec;
     spec.dtype = dtype;
     for (const std::size_t length : {1, 2, 31, 32, 33, 70}) compare(spec, length);
+  }
+}
+
+TEST(forward_agrees_with_any_kv_cache) {
+  for (const Precision dtype : {Precision::f32, Precision::bf16}) {
+    tiny::Spec spec;
+    spec.dtype = dtype;
+    spec.max_positions = 600;
+    for (const char* const kv_cache_dtype : {"float32", "bfloat16", "int8"}) {
+      compare(spec, 40, kv_cache_dtype);
+    }
+    compare(spec, 530);
   }
 }
 

@@ -25,7 +25,7 @@ KvLayout layout(std::int64_t block_size, std::int64_t blocks, std::int64_t windo
   out.scratch_slots = scratch;
   KvGroup group;
   group.layers = {0};
-  group.planes = {KvPlane{1, 2, specrt::DType::f32}};
+  group.planes = {KvPlane{1, 2, specrt::KvDType::f32}};
   group.num_blocks = blocks;
   group.window = window;
   out.groups = {group};
@@ -51,11 +51,11 @@ TEST(kv_layout_bytes) {
   two.scratch_slots = 10;
   KvGroup full;
   full.layers = {0, 2};
-  full.planes = {KvPlane{2, 8, specrt::DType::f32}, KvPlane{1, 8, specrt::DType::bf16}};
+  full.planes = {KvPlane{2, 8, specrt::KvDType::f32}, KvPlane{1, 8, specrt::KvDType::bf16}};
   full.num_blocks = 3;
   KvGroup windowed;
   windowed.layers = {1};
-  windowed.planes = {KvPlane{1, 4, specrt::DType::bf16}};
+  windowed.planes = {KvPlane{1, 4, specrt::KvDType::bf16}};
   windowed.num_blocks = 5;
   windowed.window = 6;
   two.groups = {full, windowed};

@@ -37,7 +37,7 @@ KvLayout layout_of(const Setting& setting) {
   for (std::size_t g = 0; g < setting.blocks.size(); ++g) {
     KvGroup group;
     group.layers = {static_cast<std::int64_t>(g)};
-    group.planes = {KvPlane{1, 2, specrt::DType::f32}};
+    group.planes = {KvPlane{1, 2, specrt::KvDType::f32}};
     group.num_blocks = setting.blocks[g];
     group.window = setting.windows[g];
     layout.groups.push_back(group);

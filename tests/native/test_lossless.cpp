@@ -63,8 +63,21 @@ std::vector<Request> mixed_requests(std::int64_t vocab) {
   return requests;
 }
 
-DecoderOptions options_for(const Model& model, CpuIsa isa, int block_size, int threads) {
-  DecoderOptions options = tiny::options_for(model, 7, kLongest, block_size);
+/// Prompts that fill their first segment of attention while they decode, or have filled it.
+std::vector<Request> long_requests(std::int64_t vocab) {
+  std::vector<Request> requests = mixed_requests(vocab);
+  const std::size_t prompts[] = {505, 470, 1010, 500, 540, 3, 511};
+  for (std::size_t i = 0; i < 7; ++i) {
+    requests[i].prompt = tiny::random_tokens(200 + i, prompts[i], vocab);
+    requests[i].params.max_tokens = 30 + 10 * static_cast<std::int64_t>(i % 3);
+  }
+  return requests;
+}
+
+DecoderOptions options_for(const Model& model, CpuIsa isa, int block_size, int threads,
+                           const std::string& kv_cache_dtype = "auto",
+                           std::int64_t longest = kLongest) {
+  DecoderOptions options = tiny::options_for(model, 7, longest, block_size, kv_cache_dtype);
   options.cpu_isa = specrt::name_of(isa);
   options.threads = threads;
   return options;
@@ -107,9 +120,14 @@ class Tally {
 /// each request by itself.
 class Case {
  public:
-  Case(CpuIsa isa, const tiny::Spec& spec)
-      : isa_(isa), model_(tiny::random_model(spec)), requests_(mixed_requests(spec.vocab)) {
-    const DecoderOptions options = options_for(model_, isa, 16, 1);
+  Case(CpuIsa isa, const tiny::Spec& spec, const std::string& kv_cache_dtype = "auto",
+       bool far = false)
+      : isa_(isa),
+        model_(tiny::random_model(spec)),
+        kv_cache_dtype_(kv_cache_dtype),
+        longest_(far ? 1100 : kLongest),
+        requests_(far ? long_requests(spec.vocab) : mixed_requests(spec.vocab)) {
+    const DecoderOptions options = options_for(model_, isa, 16, 1, kv_cache_dtype_, longest_);
     Decoder decoder(model_, options);
     const auto plain = [&](const Request& request) {
       return tiny::run(decoder, {request}, tiny::fixed(0))[0];
@@ -145,7 +163,8 @@ class Case {
       request.arrival = static_cast<int>(k) * spread_arrivals;
       requests.push_back(std::move(request));
     }
-    Decoder decoder(model_, options_for(model_, isa_, block_size, threads));
+    Decoder decoder(model_,
+                    options_for(model_, isa_, block_size, threads, kv_cache_dtype_, longest_));
     CHECK(decoder.cpu_isa() == isa_);
     CHECK_EQ(decoder.threads(), threads);
     const std::vector<Output> outputs = tiny::run(decoder, requests, planner);
@@ -166,6 +185,8 @@ class Case {
  private:
   CpuIsa isa_;
   Model model_;
+  std::string kv_cache_dtype_;
+  std::int64_t longest_;
   std::vector<Request> requests_;
   std::vector<Output> plain_;
   std::vector<Tokens> texts_;
@@ -282,6 +303,51 @@ TEST(lossless_where_the_top_is_close) {
         CHECK_EQ(greedy.logprobs[i].top[1].first, greedy.tokens[i] + 1);
         CHECK_EQ(greedy.logprobs[i].top[1].second, greedy.logprobs[i].logprob);
       }
+    }
+  }
+}
+
+// Keys and values in another precision than the weights.
+TEST(lossless_with_any_kv_cache) {
+  for (const auto& [isa, dtype] : levels()) {
+    const char* const other = dtype == Precision::f32 ? "bfloat16" : "float32";
+    for (const char* const kv_cache_dtype : {other, "int8"}) {
+      Case test(isa, tiny::small_spec(dtype, 17), kv_cache_dtype);
+      Tally tally;
+      std::size_t number = 0;
+      for (const Kind kind : {Kind::half, Kind::tree, Kind::bushy, Kind::ngram}) {
+        ++number;
+        test.compare(kEveryRequest, std::vector<Kind>(7, kind), kBlockSizes[number % 3],
+                     1 + static_cast<int>(number % 2), tiny::fixed(3 * number), tally,
+                     kv_cache_dtype);
+        test.compare(kEveryRequest, std::vector<Kind>(7, kind), 4, 2, tiny::restless(number, 9),
+                     tally, kv_cache_dtype);
+      }
+      tally.check();
+    }
+  }
+}
+
+// Segments of attention end under a draft, under a chunk of a prompt, and far behind.
+TEST(lossless_across_segments) {
+  for (const auto& [isa, dtype] : levels()) {
+    for (const char* const kv_cache_dtype : {"auto", "int8"}) {
+      tiny::Spec spec = tiny::small_spec(dtype, 18);
+      spec.max_positions = 1200;
+      Case test(isa, spec, kv_cache_dtype, true);
+      Tally tally;
+      std::size_t number = 0;
+      for (const Kind kind : {Kind::half, Kind::bushy, Kind::tree}) {
+        ++number;
+        if (tiny::kThinned && number > 1) continue;
+        test.compare(kEveryRequest, std::vector<Kind>(7, kind), kBlockSizes[number % 3],
+                     static_cast<int>(number), tiny::fixed(9), tally, kv_cache_dtype);
+        for (const std::size_t request : {0, 2, 6}) {
+          test.compare({request}, {kind}, 16, 1 + static_cast<int>(number % 2), tiny::fixed(12),
+                       tally, kv_cache_dtype);
+        }
+      }
+      tally.check();
     }
   }
 }

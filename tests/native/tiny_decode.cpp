@@ -225,8 +225,9 @@ Planner restless(std::uint64_t seed, std::int64_t most_nodes) {
 }
 
 specrt::DecoderOptions options_for(const specrt::Model& model, int sequences, std::int64_t tokens,
-                                   int block_size) {
+                                   int block_size, const std::string& kv_cache_dtype) {
   specrt::DecoderOptions options;
+  options.kv_cache_dtype = kv_cache_dtype;
   options.max_batch_size = sequences;
   options.block_size = block_size;
   options.threads = 1;

@@ -97,7 +97,7 @@ Planner restless(std::uint64_t seed, std::int64_t most_nodes);
 
 /// Room for `sequences` sequences of `tokens` tokens; checks the bookkeeping after every round.
 specrt::DecoderOptions options_for(const specrt::Model& model, int sequences, std::int64_t tokens,
-                                   int block_size = 16);
+                                   int block_size = 16, const std::string& kv_cache_dtype = "auto");
 
 /// Runs all requests to their end in one decoder. Checks on the way what holds for every run:
 /// the counters add up and the pool is as free afterwards as it was before.

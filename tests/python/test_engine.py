@@ -513,6 +513,10 @@ def test_context_manager(l2: Path) -> None:
         ("max_num_batched_tokens", 2**30, InvalidArgumentError),
         ("block_size", 0, InvalidArgumentError),
         ("block_size", 2**20, InvalidArgumentError),
+        ("kv_cache_dtype", "fp8", InvalidArgumentError),
+        ("kv_cache_dtype", "fp8_e5m2", InvalidArgumentError),
+        ("kv_cache_dtype", "", InvalidArgumentError),
+        ("kv_cache_dtype", None, InvalidArgumentError),
         ("verification", "typical", UnsupportedError),
         ("verification", "exact", InvalidArgumentError),
         ("verification", None, InvalidArgumentError),
@@ -533,6 +537,7 @@ def test_settings_tell_what_runs(l2: Path) -> None:
         assert engine.threads == 2
         assert engine.cpu_isa == specrt.cpu_isa()
         assert engine.dtype == "float32"
+        assert engine.kv_cache_dtype == "float32"
         assert engine.max_model_len == 160
         assert engine.verification == "coupled"
     for verification in ("coupled", "rejection", "block"):

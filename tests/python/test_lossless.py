@@ -38,11 +38,13 @@ SETTINGS: list[dict[str, Any]] = [
 ISAS = specrt.available_cpu_isas()
 
 
-def rows(vocab: int) -> tuple[list[list[int]], list[SamplingParams]]:
+def rows(
+    vocab: int, lengths: tuple[int, ...] = LENGTHS
+) -> tuple[list[list[int]], list[SamplingParams]]:
     """Seven prompts with repetitions in them, each with its own parameters."""
     draw = np.random.default_rng(11)
     prompts = []
-    for length in LENGTHS:
+    for length in lengths:
         phrase = draw.integers(0, vocab, 6).tolist()
         prompts.append((phrase * length)[:length])
     params = [greedy(TOKENS, **one, seed=100 + i) for i, one in enumerate(SETTINGS)]
@@ -52,11 +54,11 @@ def rows(vocab: int) -> tuple[list[list[int]], list[SamplingParams]]:
 class Subject:
     """One model in one precision at one ISA level, and what it says without a drafter."""
 
-    def __init__(self, path: Path, **options: Any) -> None:
+    def __init__(self, path: Path, lengths: tuple[int, ...] = LENGTHS, **options: Any) -> None:
         self.path = path
         self.options: dict[str, Any] = {"max_model_len": 160, "max_batch_size": 7, **options}
         self.vocab = 256
-        self.prompts, self.params = rows(self.vocab)
+        self.prompts, self.params = rows(self.vocab, lengths)
         self.expected = self.run(None, batch=1, threads=1)
         self.texts = known(self.expected)
         self.tally = Tally()
@@ -137,6 +139,35 @@ def test_qwen2(qwen2: Path, dtype: str) -> None:
             subject.check(drafter, gamma)
         subject.check("ngram", gamma)
         subject.check(DraftModel(model=qwen2, dtype=dtype), gamma)
+    subject.tally.assert_mixed()
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["float32", "bfloat16", "int8"])
+def test_kv_cache_dtypes(l2: Path, dtype: str, kv_cache_dtype: str) -> None:
+    subject = Subject(l2, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
+    subject.check(None)
+    for gamma in (3, 8):
+        for drafter in [*subject.scripted(), Branching(subject.texts, subject.vocab)]:
+            subject.check(drafter, gamma, threads=1 + gamma % 2)
+        subject.check(DraftModel(model=l2, dtype=dtype), gamma, max_num_batched_tokens=64)
+    # The draft model keeps its own as the target does; what it drafts changes no byte either.
+    subject.check("ngram", 8, block_size=4, max_num_batched_tokens=7)
+    subject.tally.assert_mixed()
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_contexts_of_several_segments(l2: Path, dtype: str, kv_cache_dtype: str) -> None:
+    # Attention sums up 512 positions at a time: prompts end before, at and far behind such a place.
+    options = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "max_model_len": 1200}
+    subject = Subject(l2, lengths=(480, 500, 511, 512, 700, 1020, 3), **options)
+    for threads in (1, 2, 3):
+        subject.check(None, threads=threads, max_num_batched_tokens=100 * threads)
+        for drafter in (
+            HalfRight(subject.texts, subject.vocab),
+            Branching(subject.texts, subject.vocab),
+        ):
+            subject.check(drafter, 8 * threads, threads=threads)
+        subject.check(Oracle(subject.texts, subject.vocab), 8, batch=1, threads=threads)
     subject.tally.assert_mixed()
 
 

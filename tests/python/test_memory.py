@@ -54,6 +54,9 @@ def test_plan_is_what_the_engine_takes(l2: Path, l2_other: Path, drafter: str) -
             {"max_model_len": 100, "max_batch_size": 3},
             {"max_model_len": 100, "kv_cache_bytes": 3_000_000},
             {"block_size": 7, "max_num_batched_tokens": 33, "max_model_len": 50},
+            {"kv_cache_dtype": "int8", "max_model_len": 100},
+            {"kv_cache_dtype": "bf16", "max_model_len": 600, "block_size": 5},
+            {"kv_cache_dtype": "fp32", "max_model_len": 100, "kv_cache_bytes": 3_000_000},
         ):
             plan = specrt.plan(l2, given, dtype=dtype, **options)
             with Engine(l2, given, dtype=dtype, threads=1, **options) as engine:
@@ -65,6 +68,21 @@ def test_plan_is_what_the_engine_takes(l2: Path, l2_other: Path, drafter: str) -
                 assert 0 < plan.kv_cache <= options["kv_cache_bytes"]
             assert (plan.drafter_kv_cache > 0) == (drafter == "model")
             assert (plan.drafter_weights > 0) == (drafter == "model")
+
+
+def test_kv_cache_dtype_decides_its_size(l2: Path) -> None:
+    options: dict[str, Any] = {"max_model_len": 160, "max_batch_size": 4}
+    sizes = {
+        name: specrt.plan(l2, kv_cache_dtype=name, **options).target_kv_cache
+        for name in ("auto", "float32", "bfloat16", "int8")
+    }
+    assert sizes["auto"] == sizes["float32"] == 2 * sizes["bfloat16"]
+    # A scale of four bytes for each head_dim = 16 values.
+    assert sizes["int8"] * 32 == sizes["bfloat16"] * (16 + 4)
+    assert specrt.plan(l2, dtype="bfloat16", **options).target_kv_cache == sizes["bfloat16"]
+    for name, told in (("fp32", "float32"), ("bf16", "bfloat16"), ("int8", "int8")):
+        with Engine(l2, kv_cache_dtype=name, **options) as engine:
+            assert engine.kv_cache_dtype == told
 
 
 def test_three_hundred_mixed_requests(l2: Path, l2_close: Path) -> None:

@@ -79,6 +79,7 @@ struct SPECRT_API DraftModelOptions {
   int max_rows = 512;
   int block_size = 16;
   bool enable_prefix_caching = true;
+  bool check_invariants = false;  ///< as the decoder's
   int threads = 0;
   std::shared_ptr<ThreadTeam> team;  ///< null: one of its own; the decoder's is best
   std::string cpu_isa = "auto";

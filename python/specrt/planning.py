@@ -72,11 +72,12 @@ class Sizes:
     max_batch_size: int
     max_num_batched_tokens: int
     block_size: int
+    enable_prefix_caching: bool
     target_kv_cache_bytes: int
     drafter_kv_cache_bytes: int
     drafter_max_model_len: int
 
-    def options(self, kv_cache_bytes: int, max_model_len: int) -> dict[str, int]:
+    def options(self, kv_cache_bytes: int, max_model_len: int) -> dict[str, Any]:
         """Keyword arguments of the core's functions."""
         return {
             "kv_cache_bytes": kv_cache_bytes,
@@ -84,6 +85,7 @@ class Sizes:
             "max_batch_size": self.max_batch_size,
             "max_rows": self.max_num_batched_tokens,
             "block_size": self.block_size,
+            "enable_prefix_caching": self.enable_prefix_caching,
         }
 
 
@@ -127,11 +129,13 @@ def plan_sizes(
     max_batch_size: int,
     max_num_batched_tokens: int,
     block_size: int,
+    enable_prefix_caching: bool,
 ) -> Sizes:
     """Split `kv_cache_bytes` so that target and draft model hold the same number of tokens.
 
     Without `kv_cache_bytes`: enough for every sequence at full length, at most a quarter of the
-    memory that is available. Raises InvalidArgumentError and CapacityError with the numbers.
+    memory that is available. More than that is taken only for prefix caching. Raises
+    InvalidArgumentError and CapacityError with the numbers.
     """
     for name, value in (
         ("max_batch_size", max_batch_size),
@@ -172,6 +176,7 @@ def plan_sizes(
             max_batch_size=max_batch_size,
             max_rows=max_num_batched_tokens,
             block_size=block_size,
+            enable_prefix_caching=enable_prefix_caching,
             sequences=1,
             tokens=blocks * block_size,
         )
@@ -185,6 +190,8 @@ def plan_sizes(
     if budget is None:
         room = available_memory()
         budget = both(most) if room is None else min(both(most), max(room // 4, both(1)))
+    elif enable_prefix_caching:
+        most += budget // block
     blocks = _most_blocks(both, most, budget)
     if blocks < 1:
         raise CapacityError(
@@ -196,6 +203,7 @@ def plan_sizes(
         max_batch_size=max_batch_size,
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
+        enable_prefix_caching=enable_prefix_caching,
         target_kv_cache_bytes=needed(target, length, blocks),
         drafter_kv_cache_bytes=needed(drafter, drafter_length, blocks),
         drafter_max_model_len=drafter_length,
@@ -251,6 +259,7 @@ def cache_tokens(target: ModelShape, sizes: Sizes) -> int:
             max_batch_size=sizes.max_batch_size,
             max_rows=sizes.max_num_batched_tokens,
             block_size=sizes.block_size,
+            enable_prefix_caching=sizes.enable_prefix_caching,
             sequences=1,
             tokens=tokens,
         )
@@ -280,6 +289,7 @@ def plan(
     max_batch_size: int = 32,
     max_num_batched_tokens: int = 512,
     block_size: int = 16,
+    enable_prefix_caching: bool = True,
 ) -> MemoryPlan:
     """What `Engine` with the same arguments takes, from headers alone; no weight is read."""
     spec = resolve(drafter)
@@ -296,6 +306,7 @@ def plan(
         max_batch_size=max_batch_size,
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
+        enable_prefix_caching=enable_prefix_caching,
     )
     return plan_memory(shape, drafter_shape, sizes)
 

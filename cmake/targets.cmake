@@ -5,7 +5,12 @@ set(specrt_sources
     src/core/draft_tree.cpp
     src/core/error.cpp
     src/core/kv_cache.cpp
+    src/core/kv_check.cpp
     src/core/kv_dtype.cpp
+    src/core/kv_layout.cpp
+    src/core/kv_pool.cpp
+    src/core/kv_prefix.cpp
+    src/core/kv_promises.cpp
     src/core/prefix_index.cpp
     src/core/sampling_params.cpp
     src/core/suffix_index.cpp

@@ -19,11 +19,13 @@
 namespace specrt {
 
 struct SPECRT_API DecoderOptions {
-  std::int64_t kv_cache_bytes = 0;  ///< pool and scratch slots; at least one block must fit
-  std::int64_t max_model_len = 0;   ///< 0: the model's own; prompt and output together
-  int max_batch_size = 32;          ///< sequences at once
-  int max_rows = 512;               ///< tokens in one forward pass, prefill and drafts together
-  int block_size = 16;              ///< tokens in a block of the KV cache
+  std::int64_t kv_cache_bytes = 0;   ///< pool and scratch slots; at least one block must fit. More
+                                     ///< than all sequences at full length take serves prefix
+                                     ///< caching, and is not taken without
+  std::int64_t max_model_len = 0;    ///< 0: the model's own; prompt and output together
+  int max_batch_size = 32;           ///< sequences at once
+  int max_rows = 512;                ///< tokens in one forward pass, prefill and drafts together
+  int block_size = 16;               ///< tokens in a block of the KV cache
   /// "auto" (float32 for a float32 model, else bfloat16), "float32", "bfloat16" or "int8": how keys
   /// and values are kept. int8 has a scale for each token and head. Another dtype is another
   /// result.
@@ -33,7 +35,8 @@ struct SPECRT_API DecoderOptions {
   std::shared_ptr<ThreadTeam> team;  ///< null: one of its own, of `threads` and `pin_threads`
   std::string cpu_isa = "auto";
   bool enable_prefix_caching = true;  ///< later prompts share blocks with the same beginning
-  bool check_invariants = false;      ///< check the KV bookkeeping after every round
+  bool check_invariants = false;      ///< for tests: check the KV bookkeeping after every round,
+                                      ///< and keep KV memory that holds nothing NaN
 };
 
 /// What `kv_cache_dtype` comes to for a model of that precision: "float32", "bfloat16" or "int8".
@@ -46,6 +49,7 @@ SPECRT_API MemoryUse memory_of(const ModelConfig& config, Precision precision,
                                const DecoderOptions& options);
 
 /// Bytes of KV cache for `sequences` sequences of `tokens` tokens each, scratch slots included.
+/// What goes beyond max_batch_size sequences of max_model_len counts with prefix caching only.
 SPECRT_API std::int64_t kv_cache_bytes_for(const ModelConfig& config, Precision precision,
                                            const DecoderOptions& options, std::int64_t sequences,
                                            std::int64_t tokens);

@@ -80,6 +80,7 @@ struct SPECRT_API DraftModelOptions {
   int block_size = 16;
   std::string kv_cache_dtype = "auto";  ///< as DecoderOptions has it; changes drafts, no text
   bool enable_prefix_caching = true;
+  bool check_invariants = false;  ///< as the decoder's
   int threads = 0;
   std::shared_ptr<ThreadTeam> team;  ///< null: one of its own; the decoder's is best
   std::string cpu_isa = "auto";

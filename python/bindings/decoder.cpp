@@ -126,29 +126,31 @@ void bind_decoder(py::module_& module) {
       "memory_of",
       [](const ModelConfig& config, const std::string& dtype, std::int64_t kv_cache_bytes,
          std::int64_t max_model_len, int max_batch_size, int max_rows, int block_size,
-         const std::string& kv_cache_dtype) {
-        return memory_of(config, precision_from_name(dtype),
-                         make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows,
-                                      block_size, kv_cache_dtype, false, nullptr, "auto", false));
+         const std::string& kv_cache_dtype, bool enable_prefix_caching) {
+        return memory_of(
+            config, precision_from_name(dtype),
+            make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
+                         kv_cache_dtype, enable_prefix_caching, nullptr, "auto", false));
       },
       py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("kv_cache_bytes"),
       py::arg("max_model_len"), py::arg("max_batch_size"), py::arg("max_rows"),
-      py::arg("block_size"), py::arg("kv_cache_dtype") = "auto",
+      py::arg("block_size"), py::arg("kv_cache_dtype") = "auto", py::arg("enable_prefix_caching"),
       "What a Decoder of these options takes, before it is made.");
   module.def(
       "kv_cache_bytes_for",
       [](const ModelConfig& config, const std::string& dtype, std::int64_t max_model_len,
-         int max_batch_size, int max_rows, int block_size, std::int64_t sequences,
-         std::int64_t tokens, const std::string& kv_cache_dtype) {
+         int max_batch_size, int max_rows, int block_size, bool enable_prefix_caching,
+         std::int64_t sequences, std::int64_t tokens, const std::string& kv_cache_dtype) {
         return kv_cache_bytes_for(
             config, precision_from_name(dtype),
             make_options(0, max_model_len, max_batch_size, max_rows, block_size, kv_cache_dtype,
-                         false, nullptr, "auto", false),
+                         enable_prefix_caching, nullptr, "auto", false),
             sequences, tokens);
       },
       py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("max_model_len"),
-      py::arg("max_batch_size"), py::arg("max_rows"), py::arg("block_size"), py::arg("sequences"),
-      py::arg("tokens"), py::arg("kv_cache_dtype") = "auto",
+      py::arg("max_batch_size"), py::arg("max_rows"), py::arg("block_size"),
+      py::arg("enable_prefix_caching"), py::arg("sequences"), py::arg("tokens"),
+      py::arg("kv_cache_dtype") = "auto",
       "KV bytes for that many sequences of that many tokens.");
 
   py::class_<Decoder>(module, "Decoder", "Rounds of draft, verify and commit over one target.")

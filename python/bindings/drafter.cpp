@@ -79,7 +79,7 @@ void bind_drafter(py::module_& module) {
          const std::string& kv_cache_dtype, bool enable_prefix_caching,
          std::optional<std::pair<std::vector<TokenId>, std::vector<std::vector<TokenId>>>>
              vocabulary,
-         std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa) {
+         std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa, bool check_invariants) {
         DraftModelOptions options;
         options.kv_cache_bytes = kv_cache_bytes;
         options.max_model_len = max_model_len;
@@ -90,6 +90,7 @@ void bind_drafter(py::module_& module) {
         options.enable_prefix_caching = enable_prefix_caching;
         options.team = std::move(team);
         options.cpu_isa = cpu_isa;
+        options.check_invariants = check_invariants;
         std::shared_ptr<VocabularyMap> map;
         if (vocabulary) {
           map = std::make_shared<VocabularyMap>();
@@ -102,7 +103,8 @@ void bind_drafter(py::module_& module) {
       py::arg("model"), py::kw_only(), py::arg("target_vocab_size"), py::arg("kv_cache_bytes"),
       py::arg("max_model_len"), py::arg("max_batch_size"), py::arg("max_rows"),
       py::arg("block_size"), py::arg("kv_cache_dtype") = "auto", py::arg("enable_prefix_caching"),
-      py::arg("vocabulary") = py::none(), py::arg("team"), py::arg("cpu_isa"));
+      py::arg("vocabulary") = py::none(), py::arg("team"), py::arg("cpu_isa"),
+      py::arg("check_invariants") = false);
 
   module.def(
       "make_python_drafter",

@@ -454,6 +454,7 @@ def kv_cache_bytes_for(
     max_batch_size: typing.SupportsInt | typing.SupportsIndex,
     max_rows: typing.SupportsInt | typing.SupportsIndex,
     block_size: typing.SupportsInt | typing.SupportsIndex,
+    enable_prefix_caching: bool,
     sequences: typing.SupportsInt | typing.SupportsIndex,
     tokens: typing.SupportsInt | typing.SupportsIndex,
     kv_cache_dtype: str = "auto",
@@ -483,6 +484,7 @@ def make_model_drafter(
     | None = None,
     team: ThreadTeam,
     cpu_isa: str,
+    check_invariants: bool = False,
 ) -> CoreDrafter: ...
 def make_ngram_drafter(
     *,
@@ -512,6 +514,7 @@ def memory_of(
     max_rows: typing.SupportsInt | typing.SupportsIndex,
     block_size: typing.SupportsInt | typing.SupportsIndex,
     kv_cache_dtype: str = "auto",
+    enable_prefix_caching: bool,
 ) -> MemoryUse:
     """
     What a Decoder of these options takes, before it is made.

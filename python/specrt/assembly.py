@@ -64,9 +64,9 @@ def make_drafter(
     vocabulary: VocabularyMap | None,
     target: Opened,
     sizes: Sizes,
-    enable_prefix_caching: bool,
     team: _core.ThreadTeam,
     isa: str,
+    check_invariants: bool,
 ) -> _core.CoreDrafter | None:
     if spec is None:
         return None
@@ -82,11 +82,11 @@ def make_drafter(
             draft_model,
             target_vocab_size=target.shape.config.vocab_size,
             **sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len),
-            enable_prefix_caching=enable_prefix_caching,
             vocabulary=(
                 None if vocabulary is None else (vocabulary.draft_of_target, vocabulary.pieces)
             ),
             team=team,
             cpu_isa=isa,
+            check_invariants=check_invariants,
         )
     return _core.make_python_drafter(spec)

@@ -84,7 +84,8 @@ class Engine:
         pin_threads: tie each thread but the caller's to a core.
         max_model_len: tokens of prompt and output together; None takes the model's own limit.
         kv_cache_bytes: target's and drafter's KV cache together; None takes what every sequence
-            at full length needs, at most a quarter of the available memory.
+            at full length needs, at most a quarter of the available memory. More than that keeps
+            more of finished requests, and is not taken without prefix caching.
         max_batch_size: requests that run at once; more wait.
         max_num_batched_tokens: tokens in one forward pass, prefill and drafts together.
         block_size: tokens in a block of the paged KV cache.
@@ -98,8 +99,9 @@ class Engine:
             little more of a sampled draft, and repeat only for the same drafter and settings.
         cpu_isa: "auto", or the instruction-set level to run: "amx", "avx512", "avx2", "scalar".
         enable_prefix_caching: keep the KV blocks of finished requests for prompts that begin
-            alike; without effect on models with sliding windows.
-        check_invariants: check the KV cache's bookkeeping after every round.
+            alike, for as long as running requests leave room.
+        check_invariants: for tests: check the KV caches' bookkeeping after every round, and keep
+            KV memory that holds nothing filled with NaN, so that reading it would show.
 
         Raises InvalidArgumentError, UnsupportedError, LoadError or CapacityError before any weight
         is read, wherever headers tell; LoadError for damaged data.
@@ -175,6 +177,7 @@ class Engine:
                 max_num_batched_tokens=max_num_batched_tokens,
                 block_size=block_size,
                 kv_cache_dtype=kv_cache_dtype,
+                enable_prefix_caching=enable_prefix_caching,
             )
             if verification != "coupled" and spec is not None:
                 check_full_drafts(sizes, draft_tokens)
@@ -190,13 +193,12 @@ class Engine:
         self._decoder: _core.Decoder | None = _core.Decoder(
             self._model,
             **sizes.options(sizes.target_kv_cache_bytes, sizes.max_model_len),
-            enable_prefix_caching=enable_prefix_caching,
             team=team,
             cpu_isa=isa,
             check_invariants=check_invariants,
         )
         self._drafter = make_drafter(
-            spec, draft_model, vocabulary, opened, sizes, enable_prefix_caching, team, isa
+            spec, draft_model, vocabulary, opened, sizes, team, isa, check_invariants
         )
         self.verification: str = verification
         self._grammar: Grammar | None = None

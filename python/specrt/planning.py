@@ -73,6 +73,7 @@ class Sizes:
     max_num_batched_tokens: int
     block_size: int
     kv_cache_dtype: str
+    enable_prefix_caching: bool
     target_kv_cache_bytes: int
     drafter_kv_cache_bytes: int
     drafter_max_model_len: int
@@ -86,6 +87,7 @@ class Sizes:
             "max_rows": self.max_num_batched_tokens,
             "block_size": self.block_size,
             "kv_cache_dtype": self.kv_cache_dtype,
+            "enable_prefix_caching": self.enable_prefix_caching,
         }
 
 
@@ -130,11 +132,13 @@ def plan_sizes(
     max_num_batched_tokens: int,
     block_size: int,
     kv_cache_dtype: str,
+    enable_prefix_caching: bool,
 ) -> Sizes:
     """Split `kv_cache_bytes` so that target and draft model hold the same number of tokens.
 
     Without `kv_cache_bytes`: enough for every sequence at full length, at most a quarter of the
-    memory that is available. Raises InvalidArgumentError and CapacityError with the numbers.
+    memory that is available. More than that is taken only for prefix caching. Raises
+    InvalidArgumentError and CapacityError with the numbers.
     """
     for name, value in (
         ("max_batch_size", max_batch_size),
@@ -179,6 +183,7 @@ def plan_sizes(
             max_rows=max_num_batched_tokens,
             block_size=block_size,
             kv_cache_dtype=kv_cache_dtype,
+            enable_prefix_caching=enable_prefix_caching,
             sequences=1,
             tokens=blocks * block_size,
         )
@@ -192,6 +197,8 @@ def plan_sizes(
     if budget is None:
         room = available_memory()
         budget = both(most) if room is None else min(both(most), max(room // 4, both(1)))
+    elif enable_prefix_caching:
+        most += budget // block
     blocks = _most_blocks(both, most, budget)
     if blocks < 1:
         raise CapacityError(
@@ -204,6 +211,7 @@ def plan_sizes(
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
         kv_cache_dtype=kv_cache_dtype,
+        enable_prefix_caching=enable_prefix_caching,
         target_kv_cache_bytes=needed(target, length, blocks),
         drafter_kv_cache_bytes=needed(drafter, drafter_length, blocks),
         drafter_max_model_len=drafter_length,
@@ -260,6 +268,7 @@ def cache_tokens(target: ModelShape, sizes: Sizes) -> int:
             max_rows=sizes.max_num_batched_tokens,
             block_size=sizes.block_size,
             kv_cache_dtype=sizes.kv_cache_dtype,
+            enable_prefix_caching=sizes.enable_prefix_caching,
             sequences=1,
             tokens=tokens,
         )
@@ -290,6 +299,7 @@ def plan(
     max_num_batched_tokens: int = 512,
     block_size: int = 16,
     kv_cache_dtype: str = "auto",
+    enable_prefix_caching: bool = True,
 ) -> MemoryPlan:
     """What `Engine` with the same arguments takes, from headers alone; no weight is read."""
     spec = resolve(drafter)
@@ -307,6 +317,7 @@ def plan(
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
         kv_cache_dtype=kv_cache_dtype,
+        enable_prefix_caching=enable_prefix_caching,
     )
     return plan_memory(shape, drafter_shape, sizes)
 

@@ -27,25 +27,16 @@ std::int64_t PrefixIndex::find(std::int64_t parent, std::span<const TokenId> tok
 }
 
 std::int64_t PrefixIndex::insert(std::int64_t parent, std::span<const TokenId> tokens,
-                                 std::span<const std::int32_t> blocks) {
+                                 std::size_t groups) {
   const std::int64_t id = next_id_++;
   Node node;
   node.parent = parent;
   node.tokens.assign(tokens.begin(), tokens.end());
-  node.blocks.assign(blocks.begin(), blocks.end());
-  node.last_use = ++clock_;
-  by_use_.emplace(node.last_use, id);
+  node.blocks.assign(groups, -1);
   by_hash_.emplace(hash(parent, tokens), id);
   nodes_.emplace(id, std::move(node));
   if (parent != kRoot) nodes_.at(parent).children.push_back(id);
   return id;
-}
-
-void PrefixIndex::touch(std::int64_t id) {
-  Node& node = nodes_.at(id);
-  by_use_.erase({node.last_use, id});
-  node.last_use = ++clock_;
-  by_use_.emplace(node.last_use, id);
 }
 
 void PrefixIndex::erase(std::int64_t id, const std::function<void(const Node&)>& removed) {
@@ -59,7 +50,6 @@ void PrefixIndex::erase(std::int64_t id, const std::function<void(const Node&)>&
     const auto found = nodes_.find(next);
     const Node node = std::move(found->second);
     nodes_.erase(found);
-    by_use_.erase({node.last_use, next});
     const auto [first, last] = by_hash_.equal_range(hash(node.parent, node.tokens));
     for (auto at = first; at != last; ++at) {
       if (at->second == next) {
@@ -70,13 +60,6 @@ void PrefixIndex::erase(std::int64_t id, const std::function<void(const Node&)>&
     pending.insert(pending.end(), node.children.begin(), node.children.end());
     removed(node);
   }
-}
-
-std::int64_t PrefixIndex::oldest(const std::function<bool(const Node&)>& wanted) const {
-  for (const auto& [use, id] : by_use_) {
-    if (wanted(nodes_.at(id))) return id;
-  }
-  return kNone;
 }
 
 }  // namespace specrt

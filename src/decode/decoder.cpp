@@ -25,6 +25,7 @@ RunnerOptions runner_options(const DecoderOptions& options, bool with_team) {
   out.block_size = options.block_size;
   out.kv_cache_dtype = options.kv_cache_dtype;
   out.prefix_reuse = options.enable_prefix_caching;
+  out.poison = options.check_invariants;
   out.cpu_isa = options.cpu_isa;
   if (with_team) {
     out.team = options.team != nullptr
@@ -53,10 +54,11 @@ std::int64_t kv_cache_bytes_for(const ModelConfig& config, Precision precision,
                                 std::int64_t tokens) {
   DecoderOptions unsized = options;
   unsized.kv_cache_bytes = 0;
-  KvLayout layout =
-      Runner::kv_layout(config, activation_dtype(precision), runner_options(unsized, false));
+  const RunnerOptions runner = runner_options(unsized, false);
+  KvLayout layout = Runner::kv_layout(config, activation_dtype(precision), runner);
   const std::int64_t blocks = (tokens + options.block_size - 1) / options.block_size;
-  layout.set_blocks(blocks * sequences, options.max_batch_size);
+  layout.set_blocks(blocks * sequences, options.max_batch_size,
+                    Runner::longest_in_blocks(config, runner));
   return layout.bytes();
 }
 

@@ -24,6 +24,7 @@ RunnerOptions runner_options(const DraftModelOptions& options) {
   out.block_size = options.block_size;
   out.kv_cache_dtype = options.kv_cache_dtype;
   out.prefix_reuse = options.enable_prefix_caching;
+  out.poison = options.check_invariants;
   out.team = options.team != nullptr ? options.team : std::make_shared<ThreadTeam>(options.threads);
   out.cpu_isa = options.cpu_isa;
   return out;
@@ -41,7 +42,8 @@ class ModelDrafter final : public Drafter {
         target_vocab_(target_vocab_size),
         draft_vocab_(model.config().vocab_size),
         chooser_(runner_.kernels(), std::max(target_vocab_, draft_vocab_)),
-        max_batch_size_(static_cast<std::size_t>(options.max_batch_size)) {
+        max_batch_size_(static_cast<std::size_t>(options.max_batch_size)),
+        check_invariants_(options.check_invariants) {
     if (map_ != nullptr) translated_.resize(static_cast<std::size_t>(target_vocab_));
   }
 
@@ -103,6 +105,7 @@ class ModelDrafter final : public Drafter {
     for (std::int64_t step = 0; !active_.empty(); ++step) {
       draft_step(step);
     }
+    if (check_invariants_) runner_.cache().check_invariants();
   }
 
  private:
@@ -198,11 +201,13 @@ class ModelDrafter final : public Drafter {
                 .subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count));
         runner_.add_committed(a.request->id, tokens);
         a.state->cached.insert(a.state->cached.end(), tokens.begin(), tokens.end());
-        fed_.push_back({a.request->id, count});
+        fed_.push_back({&a, count});
       }
       if (runner_.rows() == 0) break;
       runner_.forward();
-      for (const auto& [id, count] : fed_) runner_.advance(id, count);
+      for (const auto& [active, count] : fed_) {
+        runner_.advance(active->request->id, count, active->state->context);
+      }
     }
   }
 
@@ -219,9 +224,11 @@ class ModelDrafter final : public Drafter {
       a.state->cached.push_back(token);
     }
     runner_.forward();
-    // Guesses may be cut off again: the window behind what is known stays.
+    // Guesses may be cut off again, and the last known token is run again: the window behind it
+    // stays.
     for (Active& a : active_) {
-      runner_.advance(a.request->id, 1, static_cast<std::int64_t>(a.state->context.size()));
+      const auto known = static_cast<std::int64_t>(a.state->context.size());
+      runner_.advance_keeping(a.request->id, 1, known - 1);
     }
     for (std::size_t first = 0; first < active_.size();) {
       const std::size_t last =
@@ -298,7 +305,7 @@ class ModelDrafter final : public Drafter {
   }
 
   struct Fed {
-    SequenceId id;
+    const Active* active;
     std::int64_t count;
   };
 
@@ -309,6 +316,7 @@ class ModelDrafter final : public Drafter {
   std::int64_t draft_vocab_ = 0;
   Chooser chooser_;
   std::size_t max_batch_size_ = 0;
+  bool check_invariants_ = false;
   std::vector<float> translated_;  // logits by target id
   std::unordered_map<SequenceId, State> states_;
   std::vector<Active> active_;

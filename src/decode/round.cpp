@@ -193,13 +193,12 @@ void Decoder::begin_round(const Plan& plan) {
 
 void Decoder::Impl::settle(Sequence& s, double seconds, double sample_seconds) {
   if (!s.in_pass || s.finish != Finish::none) return;
-  runner.advance(s.id, s.planned);
+  runner.advance(s.id, s.planned, s.tokens);
   SequenceCounters& counters = s.counters;
   const bool prefill = s.prefilling();
   if (prefill) {
     s.processed += s.planned;
     counters.prefill_seconds += seconds;
-    runner.cache().remember(s.id, s.tokens);
   } else {
     counters.draft_seconds += draft_seconds;
     counters.verify_seconds += seconds;
@@ -211,9 +210,8 @@ void Decoder::Impl::settle(Sequence& s, double seconds, double sample_seconds) {
   for (const std::int32_t node : s.walk.path()) {
     path.push_back(runner.scratch_of(s.tree_row + node));
   }
-  runner.commit(s.id, path);
   s.tokens.insert(s.tokens.end(), emitted.begin(), emitted.end());
-  runner.cache().remember(s.id, s.tokens);
+  runner.commit(s.id, path, s.tokens);
   if (prefill) {
     counters.tokens += 1;
   } else {

@@ -40,4 +40,29 @@ void KvStorage::apply(std::span<const KvCache::Move> moves) {
   }
 }
 
+void KvStorage::poison(const KvCache& cache) {
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    const std::vector<bool> filled = cache.filled_slots(static_cast<std::int64_t>(g));
+    for (std::int64_t slot = 0; slot < static_cast<std::int64_t>(filled.size()); ++slot) {
+      if (filled[static_cast<std::size_t>(slot)]) continue;
+      // All bits set is NaN in every floating-point format. Most slots are poisoned already, and a
+      // pass writes all of a slot, so the first value of the first layer tells.
+      const std::int64_t first = group.planes.front().bytes_per_slot();
+      const std::byte* begin = plane(group.layers.front(), 0) + slot * first;
+      if (std::all_of(begin, begin + std::min<std::int64_t>(first, 4),
+                      [](std::byte one) { return one == std::byte{0xFF}; })) {
+        continue;
+      }
+      for (const std::int64_t layer : group.layers) {
+        for (std::size_t p = 0; p < group.planes.size(); ++p) {
+          const std::int64_t bytes = group.planes[p].bytes_per_slot();
+          std::memset(plane(layer, static_cast<std::int64_t>(p)) + slot * bytes, 0xFF,
+                      static_cast<std::size_t>(bytes));
+        }
+      }
+    }
+  }
+}
+
 }  // namespace specrt

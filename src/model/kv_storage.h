@@ -20,6 +20,9 @@ class KvStorage {
   }
   /// In order; a later move may read what an earlier one wrote.
   void apply(std::span<const KvCache::Move> moves);
+  /// Makes NaN of every slot that holds no committed or remembered position, so that whoever
+  /// reads one shows it. `cache` is the bookkeeping of this memory, between two passes.
+  void poison(const KvCache& cache);
 
  private:
   KvLayout layout_;

@@ -20,6 +20,11 @@ std::int64_t Runner::resolve_max_model_len(const ModelConfig& config, std::int64
   return asked;
 }
 
+std::int64_t Runner::longest_in_blocks(const ModelConfig& config, const RunnerOptions& options) {
+  const std::int64_t length = resolve_max_model_len(config, options.max_model_len);
+  return (length + options.block_size - 1) / options.block_size;
+}
+
 KvLayout Runner::kv_layout(const ModelConfig& config, DType dtype, const RunnerOptions& options) {
   if (options.block_size < 1 || options.block_size > 65536) {
     throw InvalidArgument(
@@ -53,12 +58,12 @@ KvLayout Runner::kv_layout(const ModelConfig& config, DType dtype, const RunnerO
   }
   for (auto& [order, group] : groups) layout.groups.push_back(std::move(group));
   if (options.kv_cache_bytes > 0) {
-    // More than every sequence at full length could never be used.
-    const std::int64_t length = resolve_max_model_len(config, options.max_model_len);
-    std::int64_t most =
-        (length + options.block_size - 1) / options.block_size * options.max_batch_size;
+    const std::int64_t longest = longest_in_blocks(config, options);
+    // More than every sequence at full length is of use only to keep what may come again.
+    std::int64_t most = longest * options.max_batch_size;
+    if (layout.prefix_reuse) most += options.kv_cache_bytes / layout.bytes_per_block();
     const auto bytes_with = [&](std::int64_t blocks) {
-      layout.set_blocks(blocks, options.max_batch_size);
+      layout.set_blocks(blocks, options.max_batch_size, longest);
       return layout.bytes();
     };
     if (bytes_with(1) > options.kv_cache_bytes) {
@@ -76,7 +81,7 @@ KvLayout Runner::kv_layout(const ModelConfig& config, DType dtype, const RunnerO
         most = middle - 1;
       }
     }
-    layout.set_blocks(fits, options.max_batch_size);
+    layout.set_blocks(fits, options.max_batch_size, longest);
   }
   return layout;
 }
@@ -130,6 +135,7 @@ Runner::Runner(const Model& model, const RunnerOptions& options)
     : model_(model),
       max_model_len_(resolve_max_model_len(model.config(), options.max_model_len)),
       max_rows_(options.max_rows),
+      poison_(options.poison),
       team_(options.team != nullptr ? options.team : std::make_shared<ThreadTeam>()),
       pool_(&team_->impl().pool),
       kernels_(&cpu::kernels_of(cpu_isa_from_name(options.cpu_isa))),
@@ -220,6 +226,7 @@ void Runner::begin() {
   rows_ = 0;
   scratch_used_ = 0;
   paths_.clear();
+  if (poison_) storage_.poison(cache_);
 }
 
 std::int64_t Runner::add_committed(SequenceId id, std::span<const TokenId> tokens) {
@@ -289,17 +296,19 @@ std::int64_t Runner::add_tree(SequenceId id, const DraftTree& tree) {
   return first;
 }
 
-void Runner::advance(SequenceId id, std::int64_t count) {
-  cache_.advance(id, cache_.length(id) + count);
+void Runner::advance(SequenceId id, std::int64_t count, std::span<const TokenId> tokens) {
+  const std::int64_t length = cache_.length(id) + count;
+  cache_.advance(id, length, length, tokens);
 }
 
-void Runner::advance(SequenceId id, std::int64_t count, std::int64_t held) {
+void Runner::advance_keeping(SequenceId id, std::int64_t count, std::int64_t held) {
   cache_.advance(id, cache_.length(id) + count, held);
 }
 
-void Runner::commit(SequenceId id, std::span<const std::int32_t> path) {
+void Runner::commit(SequenceId id, std::span<const std::int32_t> path,
+                    std::span<const TokenId> tokens) {
   moves_.clear();
-  cache_.commit(id, path, moves_);
+  cache_.commit(id, path, moves_, tokens);
   storage_.apply(moves_);
 }
 

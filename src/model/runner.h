@@ -27,6 +27,7 @@ struct RunnerOptions {
   int block_size = 16;
   std::string kv_cache_dtype = "auto";  ///< as kv_dtype_from_name() reads it
   bool prefix_reuse = false;
+  bool poison = false;  ///< for tests: KV memory that holds nothing is NaN in every pass
   std::shared_ptr<ThreadTeam> team;
   std::string cpu_isa = "auto";
 };
@@ -47,6 +48,7 @@ class Runner {
   static KvLayout kv_layout(const ModelConfig& config, DType dtype, const RunnerOptions& options);
   static std::int64_t workspace_bytes(const ModelConfig& config, const RunnerOptions& options);
   static std::int64_t resolve_max_model_len(const ModelConfig& config, std::int64_t asked);
+  static std::int64_t longest_in_blocks(const ModelConfig& config, const RunnerOptions& options);
 
   const ModelConfig& config() const { return model_.config(); }
   const cpu::Kernels& kernels() const { return *kernels_; }
@@ -89,12 +91,14 @@ class Runner {
   };
   std::span<const Candidate> top(std::span<const std::int64_t> rows, std::int64_t count);
 
-  /// The sequence's next `count` rows of this pass are committed (their K/V are in place).
-  void advance(SequenceId id, std::int64_t count);
+  /// The sequence's next `count` rows of this pass are committed (their K/V are in place). Where
+  /// its `tokens` are given, at least to there, later prompts can share its full blocks.
+  void advance(SequenceId id, std::int64_t count, std::span<const TokenId> tokens = {});
   /// The same, where the sequence may yet be cut back to `held` positions.
-  void advance(SequenceId id, std::int64_t count, std::int64_t held);
+  void advance_keeping(SequenceId id, std::int64_t count, std::int64_t held);
   /// Moves an accepted path (scratch indices, root side first) behind the committed positions.
-  void commit(SequenceId id, std::span<const std::int32_t> path);
+  void commit(SequenceId id, std::span<const std::int32_t> path,
+              std::span<const TokenId> tokens = {});
 
  private:
   void embed();
@@ -137,6 +141,7 @@ class Runner {
   Model model_;
   std::int64_t max_model_len_ = 0;
   std::int64_t max_rows_ = 0;
+  bool poison_ = false;
   std::shared_ptr<ThreadTeam> team_;
   cpu::ThreadPool* pool_ = nullptr;
   const cpu::Kernels* kernels_ = nullptr;

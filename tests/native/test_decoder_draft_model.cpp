@@ -35,6 +35,7 @@ DraftModelOptions draft_options(const std::string& isa = "auto") {
   options.kv_cache_bytes = 1 << 22;
   options.threads = 1;
   options.cpu_isa = isa;
+  options.check_invariants = true;
   return options;
 }
 
@@ -113,6 +114,36 @@ TEST(draft_model_that_is_the_target_is_always_right) {
 }
 
 // The prompt reaches the draft model in pieces of a few rows.
+// What the target finds in its cache the draft model need not have in its own. Memory that holds
+// nothing is NaN here, so a slot that was taken for filled would cost drafts.
+TEST(draft_model_after_a_prefix_hit) {
+  for (const std::int64_t window : {0, 6}) {
+    const tiny::Spec spec = tiny::small_spec(Precision::f32, 62);
+    specrt::ModelConfig config = tiny::config_of(spec);
+    if (window > 0) config.windows = {window, 0};
+    const Model model = tiny::build(config, spec.dtype, tiny::random_tensors(spec));
+    DraftModelOptions options = draft_options();
+    options.block_size = 4;
+    const auto drafter = specrt::make_model_drafter(model, spec.vocab, options);
+    Decoder decoder(model, tiny::options_for(model, 4, 128, 4));
+    std::vector<Request> requests = requests_for(spec.vocab);
+    const std::vector<Output> plain = tiny::run(decoder, requests, tiny::fixed(0));
+    for (Request& request : requests) request.drafter = drafter;
+    std::vector<std::int64_t> rounds;
+    for (int turn = 0; turn < 3; ++turn) {
+      const std::vector<Output> outputs = tiny::run(decoder, requests, tiny::fixed(4));
+      check_all_accepted(outputs);
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        CHECK_EQ(tiny::difference(outputs[i], plain[i]), "");
+        CHECK_EQ(outputs[i].counters.cached_prompt_tokens,
+                 (static_cast<std::int64_t>(requests[i].prompt.size()) - 1) / 4 * 4);
+        if (turn == 0) rounds.push_back(outputs[i].counters.rounds);
+        CHECK_EQ(outputs[i].counters.rounds, rounds[i]);
+      }
+    }
+  }
+}
+
 TEST(draft_model_prefills_in_chunks) {
   const tiny::Spec spec = tiny::small_spec(Precision::bf16, 52);
   const Model model = tiny::random_model(spec);
@@ -280,6 +311,32 @@ TEST(draft_model_with_another_padded_vocabulary) {
     } else {
       CHECK(unknown > 0);  // and the draft model knew no way on from there
     }
+  }
+}
+
+// The same with a window: a round whose tokens it does not know leaves its text as it was, and the
+// last of it is run again, as long as a window back.
+TEST(draft_model_with_a_window_meets_unknown_tokens) {
+  const tiny::Spec spec = tiny::small_spec(Precision::f32, 61);
+  specrt::ModelConfig config = tiny::config_of(spec);
+  config.windows.assign(static_cast<std::size_t>(spec.layers), 5);
+  const Model draft = tiny::build(config, spec.dtype, tiny::random_tensors(spec));
+  const auto unknown = static_cast<TokenId>(spec.vocab);
+  DraftModelOptions options = draft_options();
+  options.block_size = 1;
+  const SamplingParams params;
+  Tokens text = tiny::random_tokens(5, 20, spec.vocab);
+  const auto drafter = specrt::make_model_drafter(draft, spec.vocab + 3, options);
+  drafter->admit(0, text, 64);
+  for (int round = 0; round < 6; ++round) {
+    const DraftTree tree = propose(*drafter, 0, text, 4, params);
+    const auto fresh = specrt::make_model_drafter(draft, spec.vocab + 3, options);
+    fresh->admit(0, text, 64);
+    const DraftTree expected = propose(*fresh, 0, text, 4, params);
+    CHECK_EQ(tree.size(), 4u);
+    CHECK(std::ranges::equal(tree.tokens(), expected.tokens()));
+    CHECK(std::ranges::equal(tree.log_probs(), expected.log_probs()));
+    text.push_back(round % 3 == 1 ? tree.tokens()[0] : unknown);
   }
 }
 

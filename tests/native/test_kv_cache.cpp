@@ -1,5 +1,4 @@
 #include <cstdint>
-#include <map>
 #include <vector>
 
 #include "check.h"
@@ -319,123 +318,69 @@ TEST(kv_cache_truncate_to_nothing_with_a_window_keeps_promises) {
   CHECK_EQ(cache.available_blocks(), 7);
 }
 
-TEST(kv_cache_shares_nothing_with_a_window) {
-  KvLayout windowed = layout(2, 10, 4);
-  windowed.prefix_reuse = true;
-  KvCache cache(windowed);
-  const std::vector<specrt::TokenId> prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
-  CHECK_EQ(cache.add(1, 12, prompt), 0);
-  grow(cache, 1, 8);
-  cache.remember(1, prompt);
-  CHECK_THROWS(cache.fork(1, 2, 12), specrt::UnsupportedError, "[fork]");
-  CHECK_EQ(cache.add(3, 12, prompt), 0);
-  cache.check_invariants();
-}
-
-TEST(kv_cache_prefix_reuse) {
-  KvLayout reusing = layout(4, 10);
-  reusing.prefix_reuse = true;
-  KvCache cache(reusing);
-  std::vector<specrt::TokenId> text(20);
-  for (std::size_t i = 0; i < text.size(); ++i) text[i] = static_cast<specrt::TokenId>(i * 3 % 7);
-  CHECK_EQ(cache.add(1, 20, text), 0);
-  grow(cache, 1, 18);
-  cache.remember(1, text);
-  cache.check_invariants();
-  const auto first = table(cache, 1);
-  // While the first still runs: whole blocks only, and never the last token.
-  CHECK_EQ(cache.add(2, 20, text), 16);
-  CHECK_EQ(table(cache, 2)[3], first[3]);
-  cache.check_invariants();
-  cache.remove(2);
-  CHECK_EQ(cache.add(2, 16, std::span(text).first(16)), 12);
-  cache.remove(2);
-  cache.remove(1);
-  cache.check_invariants();
-  CHECK_EQ(cache.available_blocks(), 10);  // remembered blocks give way
-  CHECK_EQ(cache.used_blocks(0), 0);
-  CHECK_EQ(cache.remembered_blocks(), 4);
-  // Another beginning, another text.
-  std::vector<specrt::TokenId> other = text;
-  other[0] += 1;
-  CHECK_EQ(cache.add(3, 20, other), 0);
-  grow(cache, 3, 20);
-  cache.remember(3, other);
-  cache.check_invariants();
-  // Pressure: the oldest go, and what is in use stays whole.
-  CHECK_EQ(cache.add(4, 12, std::span(text).first(12)), 8);
-  cache.check_invariants();
-  grow(cache, 4, 12);
-  CHECK_EQ(table(cache, 4)[0], first[0]);
-  CHECK_EQ(table(cache, 4)[1], first[1]);
-  cache.remove(3);
-  cache.remove(4);
-  cache.check_invariants();
-  CHECK_EQ(cache.available_blocks(), 10);
-}
-
-TEST(kv_cache_prefix_reuse_at_random) {
-  // Few tokens and short blocks, so that prompts share beginnings of every length; `slots` holds
-  // what a real cache would, and every position of every sequence must read its own token.
-  for (const std::int64_t block_size : {1, 2, 3}) {
-    for (std::uint32_t seed = 0; seed < 40; ++seed) {
-      KvLayout reusing = layout(block_size, 24 / block_size);
-      reusing.prefix_reuse = true;
-      KvCache cache(reusing);
-      std::uint32_t state = seed * 2654435761u + 1;
-      const auto below = [&](std::uint32_t limit) {
-        state = state * 1664525u + 1013904223u;
-        return (state >> 8) % limit;
-      };
-      std::vector<std::vector<specrt::TokenId>> slots(1000);
-      std::map<specrt::SequenceId, std::vector<specrt::TokenId>> texts;
-      specrt::SequenceId next = 0;
-      std::int64_t hits = 0;
-      for (int i = 0; i < 200; ++i) {
-        if (texts.empty() || (below(3) == 0 && texts.size() < 4)) {
-          std::vector<specrt::TokenId> prompt(1 + below(8));
-          for (auto& token : prompt) token = static_cast<specrt::TokenId>(below(2));
-          const std::int64_t reserved = static_cast<std::int64_t>(prompt.size()) + 4;
-          if (!cache.can_add(reserved)) continue;
-          const std::int64_t known = cache.add(next, reserved, prompt);
-          CHECK(known < static_cast<std::int64_t>(prompt.size()));
-          hits += known;
-          texts[next] = prompt;
-          ++next;
-        } else {
-          auto at = texts.begin();
-          std::advance(at, below(static_cast<std::uint32_t>(texts.size())));
-          const specrt::SequenceId id = at->first;
-          auto& text = at->second;
-          const std::int64_t length = cache.length(id);
-          if (length == static_cast<std::int64_t>(text.size())) {
-            cache.remove(id);
-            texts.erase(at);
-          } else {
-            const std::int64_t to =
-                length + 1 +
-                below(static_cast<std::uint32_t>(static_cast<std::int64_t>(text.size()) - length));
-            Moves moves;
-            cache.prepare(id, to, moves);
-            CHECK(moves.empty());
-            for (std::int64_t p = length; p < to; ++p) {
-              // A slot's content is its whole history: that is what K and V depend on.
-              slots[static_cast<std::size_t>(cache.slot(id, 0, p))].assign(text.begin(),
-                                                                           text.begin() + p + 1);
-            }
-            cache.advance(id, to);
-            cache.remember(id, text);
-          }
-        }
-        cache.check_invariants();
-        for (const auto& [id, text] : texts) {
-          for (std::int64_t p = 0; p < cache.length(id); ++p) {
-            const auto& held = slots[static_cast<std::size_t>(cache.slot(id, 0, p))];
-            CHECK(std::equal(held.begin(), held.end(), text.begin(), text.begin() + p + 1));
-          }
-        }
-      }
-      CHECK(hits > 0);
-    }
+// A block that two share leaves the window of one: it is not free, and both still get all that they
+// were promised, in whatever order.
+TEST(kv_cache_fork_with_a_window_keeps_promises) {
+  for (const bool parent_first : {true, false}) {
+    KvCache cache(layout(2, 12, 4, 2));  // (4 + 2) / 2 + 1 = 4 blocks each
+    cache.add(1, 40);
+    grow(cache, 1, 2);
+    grow(cache, 1, 4);
+    grow(cache, 1, 5);
+    cache.fork(1, 2, 40);
+    cache.check_invariants();
+    CHECK(table(cache, 1) == table(cache, 2));
+    CHECK_EQ(cache.used_blocks(0), 2);
+    CHECK_EQ(cache.available_blocks(), 4);
+    cache.add(3, 40);
+    CHECK_EQ(cache.available_blocks(), 0);
+    CHECK_THROWS(cache.fork(1, 4, 40), CapacityError, "[kv cache]");
+    for (std::int64_t length = 2; length <= 6; length += 2) grow(cache, 3, length);
+    const specrt::SequenceId first = parent_first ? 1 : 2;
+    for (std::int64_t length = 6; length <= 40; ++length) grow(cache, first, length);
+    for (std::int64_t length = 6; length <= 40; ++length) grow(cache, 3 - first, length);
+    for (std::int64_t length = 7; length <= 40; ++length) grow(cache, 3, length);
+    for (const specrt::SequenceId id : {1, 2, 3}) cache.remove(id);
+    cache.check_invariants();
+    CHECK_EQ(cache.available_blocks(), 12);
   }
+}
+
+// What advance() kept for a cut goes with the cut, or the next pass would not fit beside it.
+TEST(kv_cache_window_that_is_kept_for_a_cut) {
+  KvCache cache(layout(1, 8, 3, 4));
+  cache.add(1, 30);
+  grow(cache, 1, 4);
+  Moves moves;
+  for (std::int64_t length = 5; length <= 8; ++length) {
+    cache.prepare(1, length, moves);
+    cache.advance(1, length, 4);
+    cache.check_invariants();
+  }
+  CHECK_EQ(cache.used_blocks(0), 6);
+  cache.truncate(1, 7);
+  cache.check_invariants();
+  CHECK_EQ(cache.used_blocks(0), 2);
+  grow(cache, 1, 11);
+}
+
+TEST(kv_layout_sizes_groups) {
+  KvLayout two = layout(4, 1);
+  two.scratch_slots = 8;
+  two.groups.push_back(two.groups[0]);
+  two.groups[1].window = 6;  // (6 + 8 + 3) / 4 + 1 = 5 blocks at once
+  const auto sizes = [&](std::int64_t blocks, bool reuse) {
+    two.prefix_reuse = reuse;
+    two.set_blocks(blocks, 3, 10);
+    return std::vector<std::int64_t>{two.groups[0].num_blocks, two.groups[1].num_blocks};
+  };
+  for (const bool reuse : {false, true}) {
+    CHECK(sizes(1, reuse) == (std::vector<std::int64_t>{1, 1}));
+    CHECK(sizes(4, reuse) == (std::vector<std::int64_t>{4, 4}));
+    CHECK(sizes(20, reuse) == (std::vector<std::int64_t>{20, 15}));
+    CHECK(sizes(30, reuse) == (std::vector<std::int64_t>{30, 15}));
+  }
+  // Three sequences of ten blocks are all that can run; the rest keeps what has run.
+  CHECK(sizes(37, false) == (std::vector<std::int64_t>{30, 15}));
+  CHECK(sizes(37, true) == (std::vector<std::int64_t>{37, 22}));
 }

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 from helpers import (
     Branching,
     HalfRight,
@@ -17,7 +16,6 @@ from helpers import (
     greedy,
     known,
 )
-from reference_sampler import target_logits
 
 import specrt
 from specrt import Engine, RequestOutput, SamplingParams
@@ -333,51 +331,3 @@ def test_many_requests_leak_nothing(l2: Path, l2_close: Path) -> None:
             warm = engine.generate(starts, greedy(20))
         with Engine(l2, enable_prefix_caching=False, **OPTIONS) as engine:
             assert_same(warm, engine.generate(starts, greedy(20)), drafter)
-
-
-# Windows.
-
-
-@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3_text"])
-def test_windows_take_no_hits_and_stay_right(family: str, tmp_path: Path) -> None:
-    model = tiny.tiny_family(tmp_path / family, family)
-    close = tiny.tiny_family(tmp_path / "draft", "llama", seed=5)
-    draw = np.random.default_rng(3)
-    prompt = (draw.integers(0, 128, 6).tolist() * 8)[:41]
-    with Engine(model, enable_prefix_caching=False, **OPTIONS) as engine:
-        cold = engine.generate(prompt, greedy(24))
-        turn = [*prompt, *cold.token_ids, 5, 6, 7]
-        next_turn = engine.generate(turn, greedy(24))
-    # Greedy by transformers, in one pass over the whole.
-    best = target_logits(model, [*turn, *next_turn.token_ids]).argmax(-1)
-    assert best[40:64].tolist() == cold.token_ids
-    assert best[len(turn) - 1 : -1].tolist() == next_turn.token_ids
-    for block in (1, 4, 16):
-        for drafter in (
-            None,
-            HalfRight(known([cold, next_turn]), 128),
-            NGram(prompt_lookup_min=1),
-            DraftModel(model=model),
-            DraftModel(model=close),
-        ):
-            options = {**OPTIONS, "block_size": block, "check_invariants": True}
-            with Engine(model, drafter, **options) as engine:
-                free = engine._decoder.free_kv_tokens
-                first = engine.generate(prompt, greedy(24))
-                again = engine.generate(prompt, greedy(24))
-                later = engine.generate(turn, greedy(24))
-                assert engine._decoder.free_kv_tokens == free
-            assert_same([first, again, later], [cold, cold, next_turn], (drafter, block))
-            assert cached([first, again, later]) == [0, 0, 0]
-            assert counts([first]) == counts([again])
-
-
-def test_windowed_draft_model_keeps_its_acceptance(l2: Path, tmp_path: Path) -> None:
-    # The target reuses its blocks; the drafter, whose layers have windows, starts over.
-    draft = tiny.tiny_family(tmp_path / "draft", "mistral", vocab_size=264, seed=1)
-    prompt = (list(range(97, 105)) * 8)[:60]
-    with Engine(l2, DraftModel(model=draft), check_invariants=True, **OPTIONS) as engine:
-        outputs = [engine.generate(prompt, greedy(40)) for _ in range(3)]
-    assert cached(outputs) == [0, 48, 48]
-    assert_same(outputs, outputs[:1] * 3, "windowed draft model")
-    assert counts(outputs) == counts(outputs[:1]) * 3

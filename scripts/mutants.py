@@ -217,15 +217,15 @@ MUTANTS = [
     Mutant(
         "one_logit_slice_only",
         "src/decode/decide.cpp",
-        "while (waits_here(*s)) {",
-        "if (waits_here(*s)) {",
+        "while (waits_here(*s)) choose(*s",
+        "if (waits_here(*s)) choose(*s",
         "lossless",
     ),
     Mutant(
         "rounding_depends_on_rows",
         "src/model/forward.cpp",
-        "args.round_output = model_.dtype() != DType::f32;",
-        "args.round_output = model_.dtype() != DType::f32 && rows_ > 1;",
+        "args.round_output = model_.precision() != Precision::f32;",
+        "args.round_output = model_.precision() != Precision::f32 && rows_ > 1;",
         "forward_row",
     ),
     Mutant(

@@ -19,13 +19,13 @@
 namespace specrt {
 
 struct SPECRT_API DecoderOptions {
-  std::int64_t kv_cache_bytes = 0;   ///< pool and scratch slots; at least one block must fit. More
-                                     ///< than all sequences at full length take serves prefix
-                                     ///< caching, and is not taken without
-  std::int64_t max_model_len = 0;    ///< 0: the model's own; prompt and output together
-  int max_batch_size = 32;           ///< sequences at once
-  int max_rows = 512;                ///< tokens in one forward pass, prefill and drafts together
-  int block_size = 16;               ///< tokens in a block of the KV cache
+  std::int64_t kv_cache_bytes = 0;  ///< pool and scratch slots; at least one block must fit. More
+                                    ///< than all sequences at full length take serves prefix
+                                    ///< caching, and is not taken without
+  std::int64_t max_model_len = 0;   ///< 0: the model's own; prompt and output together
+  int max_batch_size = 32;          ///< sequences at once
+  int max_rows = 512;               ///< tokens in one forward pass, prefill and drafts together
+  int block_size = 16;              ///< tokens in a block of the KV cache
   /// "auto" (float32 for a float32 model, else bfloat16), "float32", "bfloat16" or "int8": how keys
   /// and values are kept. int8 has a scale for each token and head. Another dtype is another
   /// result.

@@ -88,7 +88,7 @@ SPECRT_API std::int64_t weight_bytes(const ModelConfig& config, Precision precis
 /// A matrix that is quantised already, [n, k]. Groups are of 32 inputs.
 struct QuantisedTensor {
   Precision precision = Precision::int8;
-  const std::int8_t* codes = nullptr;  ///< [n, k]: int8 and w8a8 -127 to 127, int4 0 to 15
+  const std::int8_t* codes = nullptr;  ///< [n, k]: int8 and w8a8 -128 to 127, int4 0 to 15
   const float* scales = nullptr;       ///< int8, w8a8: [n]; int4: [n, groups], fp16 values
   const float* minima = nullptr;       ///< int4: [n, groups], fp16 values
   bool zero_points = false;  ///< int4: minima count scales, the weight is scale * (q + minimum)

@@ -157,9 +157,8 @@ void quantise_rows(const void* source, DType from, std::int64_t n, std::int64_t 
             ? quantise_int4(weights.data(), k, codes.data(), scales.data(), minima.data())
             : quantise_int8(weights.data(), k, codes.data(), scales[0]);
     if (!good) {
-      throw InvalidArgument(expected_got(
-          "weights", "finite weights that " + std::string(name_of(to)) + " scales can hold",
-          "others in row " + std::to_string(r)));
+      const std::string what = "finite weights that " + std::string(name_of(to)) + " can hold";
+      throw InvalidArgument(expected_got("weights", what, "others"));
     }
     const std::int64_t at = rows.row(r);
     pack_row_codes(row, k, at % kPanel,

@@ -214,7 +214,7 @@ void ModelBuilder::set_quantised(const std::string& name, std::span<const std::i
   const std::int64_t n = target.shape[0];
   const bool int4 = tensor.precision == Precision::int4;
   const std::int64_t groups = int4 ? (entry.k + cpu::kGroup - 1) / cpu::kGroup : 1;
-  const std::int8_t lowest = int4 ? 0 : -127;
+  const std::int8_t lowest = int4 ? 0 : -128;
   const std::int8_t highest = int4 ? 15 : 127;
   if (!std::all_of(tensor.codes, tensor.codes + n * entry.k,
                    [&](std::int8_t code) { return code >= lowest && code <= highest; })) {

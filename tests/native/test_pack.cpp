@@ -111,7 +111,7 @@ TEST(pack_codes_stand_for_their_definition) {
       std::vector<std::int8_t> codes(static_cast<std::size_t>(n * k));
       for (auto& code : codes) {
         const int value =
-            int4 ? static_cast<int>(engine() % 16) : static_cast<int>(engine() % 255) - 127;
+            int4 ? static_cast<int>(engine() % 16) : static_cast<int>(engine() % 256) - 128;
         code = static_cast<std::int8_t>(value);
       }
       Floats scales = random_floats(static_cast<std::size_t>(n * groups), 6, 0.01f);

@@ -74,7 +74,7 @@ struct SPECRT_API TensorSpec {
   std::vector<std::int64_t> shape;
 };
 
-/// The canonical tensors, in order:
+/// The canonical tensors, by name:
 ///   embedding [vocab, hidden], layers.{i}.attention_norm and .attention_post_norm [hidden] (as
 ///   norm_placement has them), layers.{i}.attention.{q,k,v,o} [out, in] (and .bias where the
 ///   config has them), layers.{i}.attention.{q,k}_norm (as qk_norm has them),
@@ -128,8 +128,10 @@ class SPECRT_API ModelBuilder {
   ModelBuilder& operator=(ModelBuilder&&) noexcept;
 
   /// `data` is row-major; matrices are quantised where the precision asks for it, on all cores.
-  /// Throws InvalidArgument for an unknown or repeated name, a wrong shape, or weights that the
-  /// precision cannot hold.
+  /// int4 rounds best when tensors come as a forward pass reads them (embedding; by layer the norms
+  /// of a block before its matrices; q, k, v, o, gate, up, down): what came before tells how large
+  /// a matrix's inputs are. Throws InvalidArgument for an unknown or repeated name, a wrong shape,
+  /// or weights that the precision cannot hold.
   void set(const std::string& name, std::span<const std::int64_t> shape, DType dtype,
            const void* data);
 

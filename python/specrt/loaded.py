@@ -44,9 +44,8 @@ class Opened:
             return self.saved
         assert self.checkpoint is not None
         builder = _core.ModelBuilder(self.shape.config, self.shape.dtype)
-        names = [name for name, _ in _core.tensors_of(self.shape.config)]
         with self.checkpoint as checkpoint:
-            for name in _progress(names, f"Loading {self.name} as {self.shape.dtype}"):
+            for name in _progress(checkpoint.names, f"Loading {self.name} as {self.shape.dtype}"):
                 try:
                     _pack(builder, checkpoint, name)
                 except InvalidArgumentError as error:

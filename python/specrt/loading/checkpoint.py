@@ -132,10 +132,14 @@ class Checkpoint:
                     f"{', '.join(sorted(self._source.loadable))}, got {entry.dtype}"
                 )
 
+    @property
+    def names(self) -> list[str]:
+        """Canonical names of all tensors, in the order in which a forward pass reads them."""
+        return list(self._names)
+
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors under canonical names, in the core's order, each read when asked for."""
-        for canonical in self._names:
-            yield self.tensor(canonical)
+        """The tensors in the order of `names`, each read when asked for."""
+        return map(self.tensor, self.names)
 
     def tensor(self, canonical: str) -> Tensor:
         """One tensor by its canonical name.

@@ -39,6 +39,7 @@ set(specrt_sources
     src/model/config.cpp
     src/model/forward.cpp
     src/model/head.cpp
+    src/model/input_moments.cpp
     src/model/kv_storage.cpp
     src/model/model.cpp
     src/model/model_file.cpp

@@ -74,7 +74,7 @@ struct SPECRT_API TensorSpec {
   std::vector<std::int64_t> shape;
 };
 
-/// The canonical tensors, in order:
+/// The canonical tensors, by name:
 ///   embedding [vocab, hidden], layers.{i}.attention_norm and .attention_post_norm [hidden] (as
 ///   norm_placement has them), layers.{i}.attention.{q,k,v,o} [out, in] (and .bias where the
 ///   config has them), layers.{i}.attention.{q,k}_norm (as qk_norm has them),
@@ -88,7 +88,7 @@ SPECRT_API std::int64_t weight_bytes(const ModelConfig& config, Precision precis
 /// A matrix that is quantised already, [n, k]. Groups are of 32 inputs.
 struct QuantisedTensor {
   Precision precision = Precision::int8;
-  const std::int8_t* codes = nullptr;  ///< [n, k]: int8 and w8a8 -127 to 127, int4 0 to 15
+  const std::int8_t* codes = nullptr;  ///< [n, k]: int8 and w8a8 -128 to 127, int4 0 to 15
   const float* scales = nullptr;       ///< int8, w8a8: [n]; int4: [n, groups], fp16 values
   const float* minima = nullptr;       ///< int4: [n, groups], fp16 values
   bool zero_points = false;  ///< int4: minima count scales, the weight is scale * (q + minimum)
@@ -128,8 +128,10 @@ class SPECRT_API ModelBuilder {
   ModelBuilder& operator=(ModelBuilder&&) noexcept;
 
   /// `data` is row-major; matrices are quantised where the precision asks for it, on all cores.
-  /// Throws InvalidArgument for an unknown or repeated name, a wrong shape, or weights that the
-  /// precision cannot hold.
+  /// int4 rounds best when tensors come as a forward pass reads them (embedding; by layer the norms
+  /// of a block before its matrices; q, k, v, o, gate, up, down): what came before tells how large
+  /// a matrix's inputs are. Throws InvalidArgument for an unknown or repeated name, a wrong shape,
+  /// or weights that the precision cannot hold.
   void set(const std::string& name, std::span<const std::int64_t> shape, DType dtype,
            const void* data);
 

@@ -193,7 +193,7 @@ void bind_model(py::module_& module) {
           py::arg("name"), py::arg("precision"), py::arg("codes"), py::arg("scales"),
           py::arg("minima") = py::none(), py::arg("zero_points") = false,
           "Takes a matrix that is quantised already, without rounding.\n\n"
-          "codes: int8 [outputs, inputs], -127 to 127 for int8 and w8a8, 0 to 15 for int4. "
+          "codes: int8 [outputs, inputs], -128 to 127 for int8 and w8a8, 0 to 15 for int4. "
           "scales:\n"
           "float32 [outputs], for int4 [outputs, ceil(inputs / 32)], as minima are; both values "
           "of\n"

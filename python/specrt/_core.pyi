@@ -245,7 +245,7 @@ class ModelBuilder:
         """
         Takes a matrix that is quantised already, without rounding.
 
-        codes: int8 [outputs, inputs], -127 to 127 for int8 and w8a8, 0 to 15 for int4. scales:
+        codes: int8 [outputs, inputs], -128 to 127 for int8 and w8a8, 0 to 15 for int4. scales:
         float32 [outputs], for int4 [outputs, ceil(inputs / 32)], as minima are; both values of
         float16. With zero_points the weight is scale * (code + minimum), else
         scale * code + minimum. `precision` has to be precision_of(name).

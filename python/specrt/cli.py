@@ -127,7 +127,9 @@ def generate(
         str,
         typer.Option(help="coupled (the same text with any drafter), rejection or block."),
     ] = "coupled",
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="Of weights: auto, float32, bfloat16, int8, int4 or w8a8.")
+    ] = "auto",
     threads: Annotated[int | None, typer.Option(help="All usable cores unless given.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Prompt and output together.")] = None,
     kv_cache_bytes: Annotated[

@@ -83,6 +83,7 @@ class DraftModel:
     tokenizer: Any = None
     """As `Engine`'s; None takes the one that comes with the model."""
     dtype: str = "auto"
+    """As `Engine`'s; whatever it is, the target decides."""
     num_speculative_tokens: int = 4
 
 

@@ -79,7 +79,8 @@ class Engine:
             `specrt.drafters`.
         tokenizer: a Hugging Face tokenizer, or where to load one; None takes the target's own.
         device: "auto" or "cpu".
-        dtype: "auto", "float32" or "bfloat16". "auto" is float32 only for float32 checkpoints.
+        dtype: of weights: "float32", "bfloat16", "int8" or "int4" (the weights alone), or "w8a8"
+            (int8 activations too). "auto" is float32 for float32 checkpoints, else bfloat16.
         threads: None takes the cores that this process may use.
         pin_threads: tie each thread but the caller's to a core.
         max_model_len: tokens of prompt and output together; None takes the model's own limit.

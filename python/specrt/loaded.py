@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _core
+from .errors import InvalidArgumentError, LoadError
 from .loading import Checkpoint, open_checkpoint
 from .planning import ModelShape, map_saved, shape_of
 
@@ -43,10 +44,12 @@ class Opened:
             return self.saved
         assert self.checkpoint is not None
         builder = _core.ModelBuilder(self.shape.config, self.shape.dtype)
-        total = len(_core.tensors_of(self.shape.config))
         with self.checkpoint as checkpoint:
-            for tensor in _progress(checkpoint.tensors(), total, self.name):
-                builder.set(tensor.name, tensor.dtype, tensor.array)
+            for name in _progress(checkpoint.names, f"Loading {self.name} as {self.shape.dtype}"):
+                try:
+                    _pack(builder, checkpoint, name)
+                except InvalidArgumentError as error:
+                    raise LoadError(f"[{checkpoint.name}] {error}") from error
         return builder.build()
 
     def close(self) -> None:
@@ -96,16 +99,28 @@ def _tokenizer(opened: Opened, given: Any) -> Tokenizer | None:
     return None if opened.checkpoint is None else opened.checkpoint.load_tokenizer()
 
 
-def _progress(tensors: Any, total: int, name: str) -> Any:
+def _pack(builder: _core.ModelBuilder, checkpoint: Checkpoint, name: str) -> None:
+    """One tensor: its own integers where the model holds such, else its values."""
+    precision = builder.precision_of(name)
+    codes = checkpoint.codes(name, precision)
+    if codes is None:
+        tensor = checkpoint.tensor(name)
+        builder.set(name, tensor.dtype, tensor.array)
+        return
+    builder.set_quantised(
+        name, precision, codes.codes, codes.scales, codes.minima, zero_points=codes.zero_points
+    )
+
+
+def _progress(names: list[str], description: str) -> Iterable[str]:
     if not sys.stderr.isatty():
-        return tensors
+        return names
     from rich.console import Console
     from rich.progress import track
 
     return track(
-        tensors,
-        total=total,
-        description=f"Loading {name}",
+        names,
+        description=description,
         console=Console(stderr=True),
         transient=True,
     )

@@ -130,7 +130,7 @@ void pack_row_codes(const QuantisedTensor& row, std::int64_t k, std::int64_t lan
 }
 
 void quantise_rows(const void* source, DType from, std::int64_t n, std::int64_t k, Precision to,
-                   const PackedRows& rows, void* packed) {
+                   const PackedRows& rows, std::span<const float> importance, void* packed) {
   const std::int64_t groups = (k + kGroup - 1) / kGroup;
   std::vector<float> weights(static_cast<std::size_t>(k));
   std::vector<std::int8_t> codes(static_cast<std::size_t>(k));
@@ -154,12 +154,12 @@ void quantise_rows(const void* source, DType from, std::int64_t n, std::int64_t 
     }
     const bool good =
         to == Precision::int4
-            ? quantise_int4(weights.data(), k, codes.data(), scales.data(), minima.data())
+            ? quantise_int4(weights.data(), k, importance.empty() ? nullptr : importance.data(),
+                            codes.data(), scales.data(), minima.data())
             : quantise_int8(weights.data(), k, codes.data(), scales[0]);
     if (!good) {
-      throw InvalidArgument(expected_got(
-          "weights", "finite weights that " + std::string(name_of(to)) + " scales can hold",
-          "others in row " + std::to_string(r)));
+      const std::string what = "finite weights that " + std::string(name_of(to)) + " can hold";
+      throw InvalidArgument(expected_got("weights", what, "others"));
     }
     const std::int64_t at = rows.row(r);
     pack_row_codes(row, k, at % kPanel,
@@ -179,7 +179,7 @@ std::int64_t packed_bytes(std::int64_t n, std::int64_t k, Precision precision) {
 }
 
 void pack_rows(const void* source, DType from, std::int64_t n, std::int64_t k, Precision to,
-               const PackedRows& rows, void* packed) {
+               const PackedRows& rows, void* packed, std::span<const float> importance) {
   const bool from_float = from == DType::f32;
   if (to == Precision::f32) {
     (from_float ? pack<float, float> : pack<std::uint16_t, float>)(source, n, k, to, rows, packed);
@@ -187,7 +187,7 @@ void pack_rows(const void* source, DType from, std::int64_t n, std::int64_t k, P
     (from_float ? pack<float, std::uint16_t> : pack<std::uint16_t, std::uint16_t>)(source, n, k, to,
                                                                                    rows, packed);
   } else {
-    quantise_rows(source, from, n, k, to, rows, packed);
+    quantise_rows(source, from, n, k, to, rows, importance, packed);
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "specrt/model.h"
 #include "specrt/types.h"
@@ -22,8 +23,9 @@ struct PackedRows {
 /// Packs row-major [n, k] of dtype `from` into a matrix whose rows have k columns, quantising where
 /// the precision asks for it. The destination was zeroed before its first call. Throws
 /// InvalidArgument where a weight to quantise is not finite or beyond what its scales can hold.
+/// `importance` is quantise_int4's, or empty.
 void pack_rows(const void* source, DType from, std::int64_t n, std::int64_t k, Precision to,
-               const PackedRows& rows, void* packed);
+               const PackedRows& rows, void* packed, std::span<const float> importance = {});
 
 /// Packs rows that are quantised already; their values are not checked.
 void pack_codes(const QuantisedTensor& tensor, std::int64_t n, std::int64_t k,

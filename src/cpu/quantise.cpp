@@ -24,7 +24,8 @@ struct Group {
 };
 
 /// Codes for a scale and minimum that fp16 can hold, and the squared error that they leave.
-void encode(const float* w, std::int64_t count, float scale, float minimum, Group& out) {
+void encode(const float* w, const float* importance, std::int64_t count, float scale, float minimum,
+            Group& out) {
   out.scale = as_half(scale);
   out.minimum = as_half(minimum);
   const float inverse = out.scale > 0.0f ? 1.0f / out.scale : 0.0f;
@@ -33,42 +34,45 @@ void encode(const float* w, std::int64_t count, float scale, float minimum, Grou
     const float code = std::clamp(whole((w[i] - out.minimum) * inverse), 0.0f, 15.0f);
     const float off = code * out.scale + out.minimum - w[i];
     out.codes[i] = code;
-    out.error += off * off;
+    out.error += importance[i] * off * off;
   }
 }
 
 /// The scale and minimum that fit given codes best (least squares).
-bool fit(const float* w, std::int64_t count, const Group& from, float& scale, float& minimum) {
-  float sum_q = 0.0f, sum_qq = 0.0f, sum_w = 0.0f, sum_qw = 0.0f;
+bool fit(const float* w, const float* importance, std::int64_t count, const Group& from,
+         float& scale, float& minimum) {
+  float sum = 0.0f, sum_q = 0.0f, sum_qq = 0.0f, sum_w = 0.0f, sum_qw = 0.0f;
   for (std::int64_t i = 0; i < count; ++i) {
-    sum_q += from.codes[i];
-    sum_qq += from.codes[i] * from.codes[i];
-    sum_w += w[i];
-    sum_qw += from.codes[i] * w[i];
+    const float weighted = importance[i] * from.codes[i];
+    sum += importance[i];
+    sum_q += weighted;
+    sum_qq += weighted * from.codes[i];
+    sum_w += importance[i] * w[i];
+    sum_qw += weighted * w[i];
   }
-  const float n = static_cast<float>(count);
-  const float determinant = n * sum_qq - sum_q * sum_q;
-  if (determinant <= 0.0f) return false;
-  scale = (n * sum_qw - sum_q * sum_w) / determinant;
-  minimum = (sum_w - scale * sum_q) / n;
+  const float determinant = sum * sum_qq - sum_q * sum_q;
+  // Where one weight counts for nearly all, what is left of the difference is rounding.
+  if (!(determinant > 1e-5f * sum * sum_qq)) return false;
+  scale = (sum * sum_qw - sum_q * sum_w) / determinant;
+  minimum = (sum_w - scale * sum_q) / sum;
   return scale > 0.0f;
 }
 
-Group quantise_group(const float* w, std::int64_t count) {
+Group quantise_group(const float* w, const float* importance, std::int64_t count) {
   const auto [low, high] = std::minmax_element(w, w + count);
   Group best;
-  encode(w, count, (*high - *low) / 15.0f, *low, best);
+  encode(w, importance, count, (*high - *low) / 15.0f, *low, best);
   // Clipping the ends a little, or leaving room, often costs them less than it gives the rest.
   constexpr float kRanges[] = {13.5f, 14.0f, 14.5f, 15.0f, 15.5f};
   for (const float range : kRanges) {
     Group tried;
     const float middle = 0.5f * (*high + *low);
     const float scale = (*high - *low) / range;
-    encode(w, count, scale, middle - 7.5f * scale, tried);
+    encode(w, importance, count, scale, middle - 7.5f * scale, tried);
     for (int again = 0; again < 2; ++again) {
       float better_scale = 0.0f, better_minimum = 0.0f;
-      if (!fit(w, count, tried, better_scale, better_minimum)) break;
-      encode(w, count, better_scale, better_minimum, tried);
+      if (!fit(w, importance, count, tried, better_scale, better_minimum)) break;
+      encode(w, importance, count, better_scale, better_minimum, tried);
       if (tried.error < best.error) best = tried;
     }
   }
@@ -95,15 +99,24 @@ bool quantise_int8(const float* weights, std::int64_t k, std::int8_t* codes, flo
   return true;
 }
 
-bool quantise_int4(const float* weights, std::int64_t k, std::int8_t* codes, float* scales,
-                   float* minima) {
+bool quantise_int4(const float* weights, std::int64_t k, const float* importance,
+                   std::int8_t* codes, float* scales, float* minima) {
+  float counts[kGroup];
+  std::fill(counts, counts + kGroup, 1.0f);
   for (std::int64_t i = 0; i < k; ++i) {
     // What rounds to a finite fp16, twice over: scales come from differences.
     if (!(std::fabs(weights[i]) < 30000.0f)) return false;
   }
   for (std::int64_t first = 0, group = 0; first < k; first += kGroup, ++group) {
     const std::int64_t count = std::min(kGroup, k - first);
-    const Group made = quantise_group(weights + first, count);
+    if (importance != nullptr) {
+      // A little for every input: an estimate of nothing need not be right.
+      const float most = *std::max_element(importance + first, importance + first + count);
+      for (std::int64_t i = 0; i < count; ++i) {
+        counts[i] = most > 0.0f ? importance[first + i] / most + 1e-4f : 1.0f;
+      }
+    }
+    const Group made = quantise_group(weights + first, counts, count);
     scales[group] = made.scale;
     minima[group] = made.minimum;
     for (std::int64_t i = 0; i < count; ++i) {

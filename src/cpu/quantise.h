@@ -14,9 +14,10 @@ inline constexpr std::int64_t kGroup = 32;
 bool quantise_int8(const float* weights, std::int64_t k, std::int8_t* codes, float& scale);
 
 /// One output's k weights as int4: for each group the fp16 scale and minimum, of several tried,
-/// whose codes leave the least squared error. False where a weight is not finite or a minimum is
-/// beyond fp16.
-bool quantise_int4(const float* weights, std::int64_t k, std::int8_t* codes, float* scales,
-                   float* minima);
+/// whose codes leave the least squared error. `importance` [k] weighs errors, by what the input is
+/// like that meets them; null: all alike. False where a weight is not finite or a minimum is beyond
+/// fp16.
+bool quantise_int4(const float* weights, std::int64_t k, const float* importance,
+                   std::int8_t* codes, float* scales, float* minima);
 
 }  // namespace specrt::cpu

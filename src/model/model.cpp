@@ -3,15 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <exception>
-#include <system_error>
-#include <thread>
 
 #include "cpu/kernels.h"
 #include "cpu/pack.h"
 #include "cpu/quantise.h"
+#include "model/input_moments.h"
+#include "model/parallel_rows.h"
 #include "model/weights.h"
-#include "specrt/cpu.h"
 #include "specrt/error.h"
 
 namespace specrt {
@@ -65,6 +63,8 @@ ModelBuilder::ModelBuilder(const ModelConfig& config, Precision precision)
   data_->precision = precision;
   data_->layout = weight_layout(config, precision);
   data_->buffer = Buffer::allocate(data_->layout.bytes, "model weights");
+  // Only int4's rounding is coarse enough to gain by it.
+  if (precision == Precision::int4) data_->moments = std::make_unique<InputMoments>(config);
 }
 
 ModelBuilder::~ModelBuilder() = default;
@@ -94,34 +94,8 @@ void convert(const void* source, DType from, std::int64_t at, DType to, std::byt
   }
 }
 
-/// Calls body(begin, end) for shares of `n` rows that end at whole panels, on as many threads as
-/// the work is worth. The first exception is thrown again.
-template <typename Body>
-void parallel_rows(std::int64_t n, std::int64_t work, const Body& body) {
-  const std::int64_t panels = (n + cpu::kPanel - 1) / cpu::kPanel;
-  const std::int64_t count =
-      std::min({std::int64_t{default_thread_count()}, panels, work / (std::int64_t{1} << 20) + 1});
-  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(count));
-  const auto share = [&](std::int64_t index) {
-    const auto edge = [&](std::int64_t i) { return std::min(n, panels * i / count * cpu::kPanel); };
-    try {
-      body(edge(index), edge(index + 1));
-    } catch (...) {
-      errors[static_cast<std::size_t>(index)] = std::current_exception();
-    }
-  };
-  std::vector<std::thread> threads;
-  try {
-    for (std::int64_t i = 1; i < count; ++i) threads.emplace_back(share, i);
-  } catch (const std::system_error&) {
-    // What no thread could be had for is done here.
-  }
-  share(0);
-  for (std::int64_t i = static_cast<std::int64_t>(threads.size()) + 1; i < count; ++i) share(i);
-  for (std::thread& thread : threads) thread.join();
-  for (const std::exception_ptr& error : errors) {
-    if (error != nullptr) std::rethrow_exception(error);
-  }
+std::int64_t width_of(const WeightEntry& entry) {
+  return entry.kind == WeightEntry::Kind::vector ? 1 : entry.k;
 }
 
 bool within(const float* values, std::int64_t count) {
@@ -170,6 +144,14 @@ void ModelBuilder::set(const std::string& name, std::span<const std::int64_t> sh
   std::byte* base = data_->arena() + entry.offset;
   const std::int64_t n = target.shape[0];
   const DType stored = activation_dtype(entry.precision);
+  const auto read_row = [&](std::int64_t r, float* out) {
+    const std::int64_t width = width_of(entry);
+    for (std::int64_t c = 0; c < width; ++c) {
+      convert(data, dtype, r * width + c, DType::f32, reinterpret_cast<std::byte*>(out + c));
+    }
+  };
+  std::vector<float> importance;
+  if (data_->moments != nullptr) importance = data_->moments->inputs_of(name);
   switch (entry.kind) {
     case WeightEntry::Kind::packed:
       try {
@@ -178,7 +160,8 @@ void ModelBuilder::set(const std::string& name, std::span<const std::int64_t> sh
           rows.first += begin;
           const auto* from = static_cast<const std::byte*>(data) +
                              begin * entry.k * static_cast<std::int64_t>(size_of(dtype));
-          cpu::pack_rows(from, dtype, end - begin, entry.k, entry.precision, rows, base);
+          cpu::pack_rows(from, dtype, end - begin, entry.k, entry.precision, rows, base,
+                         importance);
         });
       } catch (const InvalidArgument& error) {
         throw InvalidArgument(name + ": " + error.what());
@@ -199,6 +182,7 @@ void ModelBuilder::set(const std::string& name, std::span<const std::int64_t> sh
       }
       break;
   }
+  if (data_->moments != nullptr) data_->moments->observe(name, n, width_of(entry), read_row);
   data_->given[name] = true;
 }
 
@@ -214,7 +198,7 @@ void ModelBuilder::set_quantised(const std::string& name, std::span<const std::i
   const std::int64_t n = target.shape[0];
   const bool int4 = tensor.precision == Precision::int4;
   const std::int64_t groups = int4 ? (entry.k + cpu::kGroup - 1) / cpu::kGroup : 1;
-  const std::int8_t lowest = int4 ? 0 : -127;
+  const std::int8_t lowest = int4 ? 0 : -128;
   const std::int8_t highest = int4 ? 15 : 127;
   if (!std::all_of(tensor.codes, tensor.codes + n * entry.k,
                    [&](std::int8_t code) { return code >= lowest && code <= highest; })) {
@@ -237,6 +221,12 @@ void ModelBuilder::set_quantised(const std::string& name, std::span<const std::i
     if (int4) share.minima += begin * groups;
     cpu::pack_codes(share, end - begin, entry.k, rows, base);
   });
+  if (data_->moments != nullptr) {
+    // What is stored by now says it all, whatever the precision.
+    data_->moments->observe(name, n, entry.k, [&](std::int64_t r, float* out) {
+      cpu::unpack_row(base, entry.precision, entry.k, target.rows.row(r), out);
+    });
+  }
   data_->given[name] = true;
 }
 
@@ -253,6 +243,7 @@ Model ModelBuilder::build() {
     throw LoadError(expected_got("model", "every tensor of the config", "none for " + missing));
   }
   data_->given.clear();
+  data_->moments.reset();
   data_->resolve();
   return Model(std::shared_ptr<const ModelData>(std::move(data_)));
 }

@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "cpu/pack.h"
 #include "model/buffer.h"
+#include "model/input_moments.h"
 #include "specrt/model.h"
 
 namespace specrt {
@@ -73,6 +75,7 @@ struct ModelData {
   Buffer buffer;
   std::int64_t arena_offset = 0;      ///< of the arena in the buffer (a mapped file has a header)
   std::map<std::string, bool> given;  ///< while building: which tensors have come
+  std::unique_ptr<InputMoments> moments;  ///< while building int4, else null
 
   const void* embedding = nullptr;  ///< row-major, of activation_dtype(precision); null where the
                                     ///< head doubles as the embedding

@@ -111,7 +111,7 @@ TEST(pack_codes_stand_for_their_definition) {
       std::vector<std::int8_t> codes(static_cast<std::size_t>(n * k));
       for (auto& code : codes) {
         const int value =
-            int4 ? static_cast<int>(engine() % 16) : static_cast<int>(engine() % 255) - 127;
+            int4 ? static_cast<int>(engine() % 16) : static_cast<int>(engine() % 256) - 128;
         code = static_cast<std::int8_t>(value);
       }
       Floats scales = random_floats(static_cast<std::size_t>(n * groups), 6, 0.01f);
@@ -168,8 +168,8 @@ TEST(quantise_int4_is_no_worse_than_plain_rounding) {
     std::vector<std::int8_t> codes(static_cast<std::size_t>(k));
     const auto groups = static_cast<std::size_t>((k + 31) / 32);
     Floats scales(groups), minima(groups);
-    CHECK(
-        specrt::cpu::quantise_int4(weights.data(), k, codes.data(), scales.data(), minima.data()));
+    CHECK(specrt::cpu::quantise_int4(weights.data(), k, nullptr, codes.data(), scales.data(),
+                                     minima.data()));
     double error = 0.0;
     double plain = 0.0;
     for (std::size_t g = 0; g < groups; ++g) {
@@ -198,7 +198,8 @@ TEST(quantise_int4_is_no_worse_than_plain_rounding) {
   }
   std::vector<std::int8_t> codes(64);
   Floats scales(2), minima(2);
-  CHECK(specrt::cpu::quantise_int4(grid.data(), 64, codes.data(), scales.data(), minima.data()));
+  CHECK(specrt::cpu::quantise_int4(grid.data(), 64, nullptr, codes.data(), scales.data(),
+                                   minima.data()));
   for (std::size_t i = 0; i < grid.size(); ++i) {
     CHECK_EQ(scales[i / 32] * codes[i] + minima[i / 32], grid[i]);
   }
@@ -274,4 +275,28 @@ TEST(model_builder_takes_codes_and_refuses_others) {
                other);
   weights[5] = 1.0f;
   builder.set(other, shape, DType::f32, weights.data());
+}
+
+TEST(quantise_int4_spares_what_counts) {
+  const std::int64_t k = 320;
+  const Floats weights = random_floats(static_cast<std::size_t>(k), 10, 0.05f);
+  Floats importance(weights.size(), 0.001f);
+  for (std::size_t i = 5; i < importance.size(); i += 40) importance[i] = 1.0f;
+  std::vector<std::int8_t> codes(weights.size());
+  Floats scales(10), minima(10);
+  const auto error = [&](const float* given) {
+    CHECK(specrt::cpu::quantise_int4(weights.data(), k, given, codes.data(), scales.data(),
+                                     minima.data()));
+    double sum = 0.0;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      const float off = scales[i / 32] * codes[i] + minima[i / 32] - weights[i];
+      sum += importance[i] * off * off;
+    }
+    return sum;
+  };
+  CHECK(error(importance.data()) < 0.5 * error(nullptr));
+  // Where nothing counts, everything does.
+  const double plain = error(nullptr);
+  const Floats nothing(weights.size(), 0.0f);
+  CHECK_EQ(error(nothing.data()), plain);
 }

@@ -267,6 +267,9 @@ def test_tokens_prefer_the_generation_config(tmp_path: Path) -> None:
         ("bf16", "float32", "bfloat16"),
         ("float32", "float32", "float32"),
         ("bfloat16", "bfloat16", "bfloat16"),
+        ("int8", "float32", "int8"),
+        ("INT4", "bfloat16", "int4"),
+        ("w8a8", "float16", "w8a8"),
     ],
 )
 def test_dtype(tmp_path: Path, asked: str, stored: str, want: str) -> None:
@@ -279,9 +282,8 @@ def test_dtype(tmp_path: Path, asked: str, stored: str, want: str) -> None:
     [
         ("float16", UnsupportedError, "float16 is not available on the CPU"),
         ("fp16", UnsupportedError, "float16 is not available on the CPU"),
-        ("int8", UnsupportedError, "int8 weights are not available yet"),
-        ("int4", UnsupportedError, "int4 weights are not available yet"),
-        ("float64", InvalidArgumentError, r"expected 'auto'.*got 'float64'"),
+        ("float64", InvalidArgumentError, r"expected 'auto'.*'w8a8', got 'float64'"),
+        ("int3", InvalidArgumentError, r"expected .*'int8', 'int4' or 'w8a8', got 'int3'"),
     ],
 )
 def test_dtypes_refused_by_name(

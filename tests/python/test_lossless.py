@@ -122,6 +122,29 @@ def test_trees(l2: Path, dtype: str, isa: str) -> None:
     subject.tally.assert_mixed()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["int8", "int4", "w8a8"])
+def test_quantised_precisions(l2: Path, l2_close: Path, dtype: str, isa: str) -> None:
+    subject = Subject(l2, dtype=dtype, cpu_isa=isa)
+    later = LaterSiblings()
+    for gamma in (3, 64):
+        subject.check(HalfRight(subject.texts, subject.vocab), gamma, threads=2)
+        subject.check(later.watch(Branching(subject.texts, subject.vocab)), gamma)
+    subject.check(None, threads=2)
+    subject.check(NGram(prompt_lookup_min=1), 8, batch=1)
+    subject.check(DraftModel(model=l2, dtype=dtype), 3, max_num_batched_tokens=19, block_size=4)
+    subject.check(DraftModel(model=l2_close, dtype="int4"), 3)
+    assert later.count(subject.texts) >= 20
+    subject.tally.assert_mixed()
+
+
+def test_coarser_copy_of_the_target_as_drafter(l2: Path) -> None:
+    """A target drafts for itself in another precision; it decides all the same."""
+    subject = Subject(l2, dtype="bfloat16")
+    for dtype in ("int4", "w8a8"):
+        subject.check(DraftModel(model=l2, dtype=dtype), 4)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_alone_as_in_a_batch(l2: Path, dtype: str, threads: int) -> None:
     subject = Subject(l2, dtype=dtype)

@@ -48,7 +48,7 @@ def test_cache_too_small_for_anything(l2: Path) -> None:
 @pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
 def test_plan_is_what_the_engine_takes(l2: Path, l2_other: Path, drafter: str) -> None:
     given: Any = {"none": None, "ngram": "ngram", "model": l2_other}[drafter]
-    for dtype in ("float32", "bfloat16"):
+    for dtype in ("float32", "bfloat16", "int8", "int4", "w8a8"):
         for options in (
             {},
             {"max_model_len": 100, "max_batch_size": 3},

@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = {"max_model_len": 160, "max_batch_size": 8, "threads": 1
 def test_save_and_map_again(l2: Path, tmp_path: Path) -> None:
     prompts = ["abcabc", [1, 2, 3], "x"]
     params = [greedy(40, logprobs=2), greedy(40, temperature=1.0, seed=2), greedy(5)]
-    for dtype in ("float32", "bfloat16"):
+    for dtype in ("float32", "bfloat16", "int8", "int4", "w8a8"):
         path = tmp_path / f"{dtype}.specrt"
         with Engine(l2, dtype=dtype, **SMALL) as engine:
             expected = engine.generate(prompts, params)
@@ -39,6 +39,18 @@ def test_save_and_map_again(l2: Path, tmp_path: Path) -> None:
             assert_same(both.generate(prompts, params), expected, "drafts for itself")
         with Engine(path, **SMALL) as bare:
             assert bare.generate([1, 2, 3], params[1]).token_ids == expected[1].token_ids
+
+
+def test_dtypes_of_saved_files(l2: Path, tmp_path: Path) -> None:
+    for dtype, other in (("int8", "w8a8"), ("int4", "int8"), ("w8a8", "bf16")):
+        path = tmp_path / f"{dtype}.specrt"
+        with Engine(l2, dtype=dtype, **SMALL) as engine:
+            engine.save(path)
+            wanted = engine.memory
+        with Engine(path, dtype=dtype, **SMALL) as engine:
+            assert (engine.dtype, engine.memory) == (dtype, wanted)
+        with pytest.raises(LoadError, match=f"expected dtype {other}, got a file of {dtype}"):
+            Engine(path, dtype=other, **SMALL)
 
 
 def test_saved_file_keeps_end_tokens(tmp_path: Path) -> None:

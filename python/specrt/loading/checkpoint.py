@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,23 +18,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..text import Tokenizer
+    from .codes import Codes
 
     Transform = Callable[[str, NDArray[Any]], NDArray[Any]]
 
-__all__ = ["Checkpoint", "Kind", "TokenIds", "check_tie", "resolve_dtype", "token_ids"]
+__all__ = ["Checkpoint", "DType", "Kind", "TokenIds", "check_tie", "resolve_dtype", "token_ids"]
 
+DType = Literal["float32", "bfloat16", "int8", "int4", "w8a8"]
 Kind = Literal["safetensors", "gguf", "torch", "memory"]
 TokenIds = tuple[int, ...]
 
-_ALIASES = {
+_DTYPES: dict[str, DType] = {
     "float32": "float32",
     "fp32": "float32",
     "f32": "float32",
     "bfloat16": "bfloat16",
     "bf16": "bfloat16",
+    "int8": "int8",
+    "int4": "int4",
+    "w8a8": "w8a8",
 }
 _NOT_ON_CPU = ("float16", "fp16", "half", "f16")
-_NOT_YET = ("int8", "int4", "w8a8")
 
 
 class Checkpoint:
@@ -46,7 +51,7 @@ class Checkpoint:
     """The path, hub id, or class that the checkpoint was opened from."""
     kind: Kind
     config: ModelFields
-    dtype: Literal["float32", "bfloat16"]
+    dtype: DType
     """The precision to run in, with "auto" resolved."""
     eos_token_ids: TokenIds
     """Tokens that end a text, () where the checkpoint names none."""
@@ -69,16 +74,19 @@ class Checkpoint:
         generation: Mapping[str, Any] | None = None,
         tokenizer: Callable[[], Tokenizer | None] = lambda: None,
         transform: Transform | None = None,
+        reorder: Transform | None = None,
     ) -> None:
         """`names` and `ignored` are templates in which `{i}` is a layer; canonical tensors that
-        share a name are its rows, one behind the other.
+        share a name are its rows, one behind the other. `reorder` puts a tensor's rows in the
+        core's order; then `transform` changes the values of vectors.
 
         Raises LoadError unless the source holds exactly the config's tensors, in its shapes.
         """
         self.name, self.kind, self.config = name, kind, config
         self.eos_token_ids, self.bos_token_id = eos_token_ids, bos_token_id
         self.generation = generation or {}
-        self._source, self._tokenizer, self._transform = source, tokenizer, transform
+        self._source, self._tokenizer = source, tokenizer
+        self._transform, self._reorder = transform, reorder
         self._shapes = tensor_shapes(config)
         self._names = {one: _name_of(one, names) for one in self._shapes}
         self._rows: dict[str, tuple[int, int]] = {}
@@ -124,27 +132,46 @@ class Checkpoint:
                     f"{', '.join(sorted(self._source.loadable))}, got {entry.dtype}"
                 )
 
+    @property
+    def names(self) -> list[str]:
+        """Canonical names of all tensors, in the order in which a forward pass reads them."""
+        return list(self._names)
+
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors under canonical names, in the core's order, each read when asked for.
+        """The tensors in the order of `names`, each read when asked for."""
+        return map(self.tensor, self.names)
+
+    def tensor(self, canonical: str) -> Tensor:
+        """One tensor by its canonical name.
 
         fp32 and bf16 come as stored, fp16 and GGUF's quantised tensors as float32, weights that a
         quantization_config describes as the bfloat16 values they stand for. Raises LoadError where
         data cannot be read.
         """
-        for canonical, name in self._names.items():
-            start, stop = self._rows[canonical]
-            if (stop - start, *self._shapes[canonical][1:]) == self._stored[name]:
-                array = self._source.read(name)
-            else:
-                array = self._source.read_rows(name, start, stop)
-            if self._transform is not None:
-                array = self._transform(canonical, array)
-            if not (array.flags.c_contiguous and array.flags.aligned):
-                array = np.ascontiguousarray(array).copy()
-            if array.dtype == np.uint16:
-                yield Tensor(canonical, "bfloat16", array)
-            else:
-                yield Tensor(canonical, "float32", array)
+        name, (start, stop) = self._names[canonical], self._rows[canonical]
+        if (stop - start, *self._shapes[canonical][1:]) == self._stored[name]:
+            array = self._source.read(name)
+        else:
+            array = self._source.read_rows(name, start, stop)
+        if self._reorder is not None:
+            array = self._reorder(canonical, array)
+        if self._transform is not None and array.ndim == 1:
+            array = self._transform(canonical, array)
+        if not (array.flags.c_contiguous and array.flags.aligned):
+            array = np.ascontiguousarray(array).copy()
+        return Tensor(canonical, "bfloat16" if array.dtype == np.uint16 else "float32", array)
+
+    def codes(self, canonical: str, precision: str) -> Codes | None:
+        """The same tensor as the integers that it is stored as, for a core that holds it in
+        `precision`; None where they do not mean there exactly what `tensor` gives."""
+        if precision not in ("int8", "w8a8", "int4"):
+            return None
+        kind: Literal["int8", "int4"] = "int4" if precision == "int4" else "int8"
+        name, (start, stop) = self._names[canonical], self._rows[canonical]
+        codes = self._source.read_codes(name, kind, start, stop)
+        if codes is None or self._reorder is None:
+            return codes
+        return codes.reordered(partial(self._reorder, canonical))
 
     def load_tokenizer(self) -> Tokenizer | None:
         """The checkpoint's own tokenizer, None where it has none. Raises LoadError."""
@@ -183,24 +210,25 @@ def _shorten(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + more
 
 
-def resolve_dtype(asked: str, stored: set[str]) -> Literal["float32", "bfloat16"]:
+def resolve_dtype(asked: str, stored: set[str]) -> DType:
     """The precision to run in; `stored` are the dtypes of the weights.
 
-    "auto" is float32 where every weight is stored so, else bfloat16. Raises UnsupportedError for a
-    precision that exists but not here, InvalidArgumentError for anything else.
+    "auto" is float32 where every weight is stored so, else bfloat16, also for quantised ones.
+    Raises UnsupportedError for a precision that exists but not here, InvalidArgumentError for
+    anything else.
     """
     lowered = asked.lower().removeprefix("torch.") if isinstance(asked, str) else repr(asked)
     if lowered == "auto":
         return "float32" if stored == {"float32"} else "bfloat16"
-    if lowered in _ALIASES:
-        return "float32" if _ALIASES[lowered] == "float32" else "bfloat16"
+    if lowered in _DTYPES:
+        return _DTYPES[lowered]
     if lowered in _NOT_ON_CPU:
         raise UnsupportedError(
             "[dtype] float16 is not available on the CPU: use 'bfloat16' or 'float32'"
         )
-    if lowered in _NOT_YET:
-        raise UnsupportedError(f"[dtype] {lowered} weights are not available yet")
-    raise InvalidArgumentError(f"[dtype] expected 'auto', 'float32' or 'bfloat16', got {asked!r}")
+    raise InvalidArgumentError(
+        f"[dtype] expected 'auto', 'float32', 'bfloat16', 'int8', 'int4' or 'w8a8', got {asked!r}"
+    )
 
 
 def check_tie(fields: ModelFields, source: Source, names: Mapping[str, str], label: str) -> None:

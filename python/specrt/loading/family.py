@@ -38,8 +38,8 @@ class Family:
     """One model family.
 
     Canonical tensors of one layer that share a name in `names` are stored stacked: the rows of the
-    first, then those of the next, in the core's order. `transform` gets (canonical name, array as
-    stored) and gives what the core is to hold.
+    first, then those of the next, in the core's order. `transform` gets (canonical name, vector as
+    stored) and gives what the core is to hold; matrices, which may be integers, stay as they are.
     """
 
     architecture: str

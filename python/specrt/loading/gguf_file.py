@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import LoadError
+from .codes import Codes, fits_half
 from .source import Entry, Source
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from .codes import CodePrecision
 
 __all__ = ["GgufFile"]
 
@@ -156,6 +159,34 @@ class GgufFile(Source):
         rows = raw.reshape(quant_shape_to_byte_shape(shape, dtype))
         values: NDArray[np.float32] = dequantize(rows, dtype).reshape(shape)
         return values.astype(np.float32, copy=False)
+
+    def read_codes(
+        self, name: str, precision: CodePrecision, start: int, stop: int
+    ) -> Codes | None:
+        """Q4_0 and Q4_1 are the core's int4. Q8_0 has a scale every 32 inputs, so it is no int8."""
+        entry = self.entries[name]
+        headers = {"Q4_0": 1, "Q4_1": 2}.get(entry.dtype)
+        if precision != "int4" or headers is None:
+            return None
+        if self._map is None:
+            raise LoadError(f"[{self._name}] is closed")
+        begin, length, _ = self._places[name]
+        raw = np.asarray(self._map)[begin : begin + length]
+        blocks = raw.reshape(entry.shape[0], -1, 2 * headers + 16)[start:stop]
+        halves = np.ascontiguousarray(blocks[..., : 2 * headers]).view("<f2").astype(np.float32)
+        if not fits_half(halves):
+            return None
+        # The low nibbles of a block are its first 16 values, the high ones the others.
+        nibbles = blocks[..., 2 * headers :]
+        values = np.concatenate([nibbles & 15, nibbles >> 4], axis=-1).view(np.int8)
+        scales = np.ascontiguousarray(halves[..., 0])
+        return Codes(
+            "int4",
+            values.reshape(stop - start, -1),
+            scales,
+            np.full_like(scales, -8) if headers == 1 else np.ascontiguousarray(halves[..., 1]),
+            zero_points=headers == 1,
+        )
 
     def close(self) -> None:
         self._map = None

@@ -173,7 +173,7 @@ def open_gguf(name: str, path: Path, dtype: str) -> Checkpoint:
         eos = [meta.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot")]
         bos = token_ids(meta.get("tokenizer.ggml.bos_token_id"), fields.vocab_size, "bos_token_id")
 
-        def reorder(canonical: str, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        def reorder(canonical: str, array: NDArray[Any]) -> NDArray[Any]:
             return _halves(canonical, array, fields) if interleaved else array
 
         def tokenizer() -> Tokenizer | None:
@@ -196,14 +196,14 @@ def open_gguf(name: str, path: Path, dtype: str) -> Checkpoint:
             ),
             bos_token_id=bos[0] if bos else None,
             tokenizer=tokenizer,
-            transform=reorder,
+            reorder=reorder,
         )
     except Exception:
         file.close()
         raise
 
 
-def _halves(canonical: str, array: NDArray[np.float32], fields: ModelFields) -> NDArray[np.float32]:
+def _halves(canonical: str, array: NDArray[Any], fields: ModelFields) -> NDArray[Any]:
     """Put q and k rows (x0 y0 x1 y1 ...) back in the order x0 x1 ... y0 y1 ... in each head."""
     part = canonical.removesuffix(".bias").rpartition(".")[2]
     heads = {"q": fields.num_heads, "k": fields.num_kv_heads}.get(part)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import InvalidArgumentError, LoadError, UnsupportedError
-from .checkpoint import Checkpoint, Kind, check_tie, token_ids
+from .checkpoint import Checkpoint, Kind, check_tie, resolve_dtype, token_ids
 from .families import FAMILIES, fields_of
 from .fields import ModelFields
 from .hf_config import read_json
@@ -43,8 +43,8 @@ def open_checkpoint(
     """Open and check a checkpoint; no weight is read yet.
 
     `target` is a local folder, a hub id, a .gguf file, a folder with one .gguf file, or a
-    transformers model in memory. `dtype` is "auto", "float32" or "bfloat16". `max_model_len`, in
-    tokens, decides longrope's factors; None is all that the model can.
+    transformers model in memory. `dtype` is "auto", "float32", "bfloat16", "int8", "int4" or
+    "w8a8". `max_model_len`, in tokens, decides longrope's factors; None is all that the model can.
 
     Raises LoadError where the checkpoint cannot be found or is not exactly a model of a known
     family, UnsupportedError where it needs what this build or environment lacks, and
@@ -113,7 +113,7 @@ def _open_folder(name: str, folder: Path, dtype: str, max_model_len: int | None)
     from .torch_state import read_pickles
 
     raw = read_json(folder / "config.json")
-    scheme = read_scheme(raw)
+    scheme = read_scheme(raw, resolve_dtype(dtype, set()))
     fields = fields_of(raw, max_model_len=max_model_len)
     readers: list[tuple[Kind, str, Callable[..., Source]]] = [
         ("safetensors", "model.safetensors", SafetensorsSource),

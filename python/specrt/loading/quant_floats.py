@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import LoadError
-from .quant_ints import SCALES, grouped, unpack
-from .quantised import Linear, Parts, QuantConfig, Scheme
+from .codes import Grouped
+from .quant_ints import SCALES, unpack
+from .quantised import Activations, Linear, Parts, QuantConfig, Scheme
 from .source import Entry, as_float32
 
 if TYPE_CHECKING:
@@ -88,25 +90,26 @@ def _plain(parts: Parts, dtype: str, names: tuple[str, ...], scales: _Scales) ->
         parts.skip("weight_zero_point")  # float8 has none; some files hold zeros
     parts.skip(*_OF_ACTIVATIONS)
 
-    def decode(start: int, stop: int) -> NDArray[np.float32]:
+    def decode(start: int, stop: int) -> Grouped:
         stored = parts.read("weight")[start:stop]
         values = _FLOAT8[stored] if dtype == "float8_e4m3" else stored
         factors = as_float32(parts.read(scale)).reshape(wanted)
         zeros = np.zeros(wanted, np.int8) if zero is None else parts.read(zero).reshape(wanted)
-        return grouped(
+        return Grouped(
             values,
             scales.take(factors, start, stop, rows),
             scales.take(zeros, start, stop, rows),
             scales.group(columns),
         )
 
-    return Linear((rows, columns), decode)
+    return Linear((rows, columns), decode, "int8" if dtype == "int8" else None)
 
 
 @dataclass(frozen=True)
 class _Fp8(Scheme):
     scales: _Scales
     kept: tuple[str, ...] = ()
+    activations: Activations = "other"
 
     def module_of(self, name: str, entry: Entry) -> str | None:
         return name.removesuffix(".weight") if entry.dtype == "float8_e4m3" else None
@@ -128,7 +131,6 @@ def fp8(config: QuantConfig) -> Scheme:
     config.only("expert_dtype", "fp8")
     config.only("activation_scheme", "dynamic", "static")
     config.unused("dequantize")
-    config.warn_of_activations()
     kept = config.names("modules_to_not_convert", "ignored_layers")
     block = config.raw.get("weight_block_size")
     config.unused("weight_block_size")
@@ -153,6 +155,7 @@ class _Compressed(Scheme):
     scales: _Scales
     symmetric: bool
     kept: tuple[str, ...] = ()
+    activations: Activations = None
 
     def module_of(self, name: str, entry: Entry) -> str | None:
         if self.dtype:
@@ -189,7 +192,7 @@ class _Compressed(Scheme):
             parts.entry("weight_g_idx", ("int32",), (columns,))
         parts.skip(*_OF_ACTIVATIONS)
 
-        def decode(start: int, stop: int) -> NDArray[np.float32]:
+        def decode(start: int, stop: int) -> Grouped:
             values = unpack(parts.read("weight_packed")[start:stop], self.bits)[:, :columns]
             zeros = np.full((stop - start, groups), half, np.uint8)
             if not self.symmetric:
@@ -203,9 +206,9 @@ class _Compressed(Scheme):
                 if not ((group >= 0) & (group < groups)).all():
                     raise LoadError(f"[{parts.module}.weight_g_idx] expected groups below {groups}")
             factors = as_float32(parts.read(scale)).reshape(-1, groups)
-            return grouped(values, self.scales.take(factors, start, stop, rows), zeros, group)
+            return Grouped(values, self.scales.take(factors, start, stop, rows), zeros, group)
 
-        return Linear((rows, columns), decode)
+        return Linear((rows, columns), decode, "int4" if self.bits == 4 else "int8")
 
 
 def compressed_tensors(config: QuantConfig) -> Scheme:
@@ -225,8 +228,7 @@ def compressed_tensors(config: QuantConfig) -> Scheme:
         raise LoadError(
             f"[{group.where} targets] expected ['Linear'], got {group.raw.get('targets')!r}"
         )
-    if group.mapping("input_activations"):
-        config.warn_of_activations()
+    activations = _activations(group.mapping("input_activations"))
     layout = config.raw.get("format") or group.raw.get("format")
     config.unused("format")
     if group.raw.get("format") not in (None, layout):
@@ -257,10 +259,21 @@ def compressed_tensors(config: QuantConfig) -> Scheme:
         scales=_strategy(weights),
         symmetric=weights.flag("symmetric", True) or kind == "float",
         kept=config.names("ignore"),
+        activations=activations,
     )
     weights.refuse_rest()
     group.refuse_rest()
     return scheme
+
+
+def _activations(settings: Mapping[str, Any]) -> Activations:
+    if not settings:
+        return None
+    kind = {"type": "int", "symmetric": True, **settings}
+    per_token = {
+        "num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True,
+    }  # fmt: skip
+    return "int8" if all(kind.get(key) == one for key, one in per_token.items()) else "other"
 
 
 def _strategy(weights: QuantConfig) -> _Scales:

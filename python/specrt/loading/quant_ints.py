@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import LoadError
+from .codes import Grouped
 from .quantised import Linear, Parts, QuantConfig, Scheme
 from .source import Entry, as_float32
 
@@ -61,7 +62,7 @@ class _Gptq(Scheme):
         else:
             ordered = False
 
-        def decode(start: int, stop: int) -> NDArray[np.float32]:
+        def decode(start: int, stop: int) -> Grouped:
             group = np.arange(columns) // size
             if ordered:
                 group = parts.read("g_idx").astype(np.int64)
@@ -72,20 +73,9 @@ class _Gptq(Scheme):
             # The mask as in AutoGPTQ: a stored 15 that stands for 16 wraps around to 0.
             zeros = (stored + np.uint8(self.zero_offset)) & np.uint8(15)
             values = unpack(parts.read("qweight")[:, start:stop].T)
-            return grouped(values, scales, zeros, group)
+            return Grouped(values, scales, zeros, group)
 
-        return Linear((rows, columns), decode)
-
-
-def grouped(
-    values: NDArray[Any], scales: NDArray[np.float32], zeros: NDArray[Any], group: NDArray[Any]
-) -> NDArray[np.float32]:
-    """scale * (q - zero) of values [rows, columns]; scales and zeros are [rows, groups], `group`
-    is each column's."""
-    result = values.astype(np.float32)
-    result -= zeros.astype(np.float32)[:, group]
-    result *= scales[:, group]
-    return result
+        return Linear((rows, columns), decode, "int4")
 
 
 def _group_size(config: QuantConfig) -> int:
@@ -151,13 +141,13 @@ class _Awq(Scheme):
             ordered = stored.reshape(len(stored), -1, 8)[..., np.argsort(_AWQ_ORDER)]
             return ordered.reshape(len(stored), -1).T[start - 8 * first : stop - 8 * first]
 
-        def decode(start: int, stop: int) -> NDArray[np.float32]:
+        def decode(start: int, stop: int) -> Grouped:
             scales = as_float32(parts.read("scales")[:, start:stop]).T
             group = np.arange(columns) // size
-            values = outputs("qweight", start, stop)
-            return grouped(values, scales, outputs("qzeros", start, stop), group)
+            values = np.ascontiguousarray(outputs("qweight", start, stop))
+            return Grouped(values, scales, outputs("qzeros", start, stop), group)
 
-        return Linear((rows, columns), decode)
+        return Linear((rows, columns), decode, "int4")
 
 
 def awq(config: QuantConfig) -> Scheme:

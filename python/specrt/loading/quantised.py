@@ -1,8 +1,9 @@
 """Quantised checkpoints, seen as the bfloat16 checkpoints that they stand for.
 
 Each weight is bf16(scale * (q - zero)): the difference exact, the product rounded to fp32 (it is
-exact for 16-bit scales), then to bfloat16, ties to even. Activations stay as they are: a scheme
-that also quantises them is run on its weights alone, with a warning.
+exact for 16-bit scales), then to bfloat16, ties to even. Where the core can hold the integers
+themselves, `read_codes` gives them. Activations stay as they are but in a w8a8 model: a scheme that
+also quantises them is otherwise run on its weights alone, with a warning.
 """
 
 from __future__ import annotations
@@ -12,18 +13,23 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from ..errors import LoadError
+from .codes import Codes, Grouped, Misfit, stack
 from .hf_config import HfConfig
 from .source import Entry, Source
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .codes import CodePrecision
+
 __all__ = ["Linear", "Parts", "QuantisedSource", "Scheme", "read_scheme", "to_bfloat16"]
+
+Activations = Literal["int8", "other"] | None
 
 # Values decoded at once: what bounds the memory that reading takes beside its result.
 _SLAB = 1 << 22
@@ -31,10 +37,14 @@ _SLAB = 1 << 22
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer's weight [out, in]; `rows(start, stop)` decodes some of it as float32."""
+    """A linear layer's weight [out, in]; `rows(start, stop)` decodes some of it.
+
+    `precision` names the core's kind of integers that it comes closest to, None for float8.
+    """
 
     shape: tuple[int, int]
-    rows: Callable[[int, int], NDArray[np.float32]]
+    rows: Callable[[int, int], Grouped]
+    precision: CodePrecision | None
 
 
 class Parts:
@@ -74,6 +84,8 @@ class Scheme(ABC):
 
     kept: tuple[str, ...] = ()
     """Layers that the config says are not quantised: parts of names, or re: and a pattern."""
+    activations: Activations = None
+    """How activations are quantised: "int8" is a scale for each token, found as it runs."""
 
     @abstractmethod
     def module_of(self, name: str, entry: Entry) -> str | None:
@@ -91,6 +103,7 @@ class QuantisedSource(Source):
         """Closes `source` and raises LoadError for a layer whose parts do not fit each other."""
         self._source = source
         self._linears: dict[str, Linear] = {}
+        self._warned = False
         try:
             self._open(scheme)
         except Exception:
@@ -138,16 +151,38 @@ class QuantisedSource(Source):
         if name not in self._linears:
             return self._source.read_rows(name, start, stop)
         linear = self._linears[name]
-        columns = linear.shape[1]
-        step = max(_SLAB // columns // 8 * 8, 8)
-        bits = np.empty((stop - start, columns), np.uint16)
-        for begin in range(start, stop, step):
-            end = min(begin + step, stop)
-            bits[begin - start : end - start] = to_bfloat16(linear.rows(begin, end))
+        bits = np.empty((stop - start, linear.shape[1]), np.uint16)
+        for begin, end in _slabs(start, stop, linear.shape[1]):
+            bits[begin - start : end - start] = to_bfloat16(linear.rows(begin, end).floats())
         return bits
+
+    def read_codes(
+        self, name: str, precision: CodePrecision, start: int, stop: int
+    ) -> Codes | None:
+        linear = self._linears.get(name)
+        if linear is None or linear.precision != precision:
+            return None
+        try:
+            slabs = _slabs(start, stop, linear.shape[1])
+            return stack([linear.rows(*slab).codes(precision) for slab in slabs])
+        except Misfit as reason:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"{name}: the checkpoint's own {precision} cannot be kept, since {reason}; "
+                    "this weight and others like it are dequantised and rounded again",
+                    stacklevel=2,
+                )
+            return None
 
     def close(self) -> None:
         self._source.close()
+
+
+def _slabs(start: int, stop: int, columns: int) -> list[tuple[int, int]]:
+    """Rows [start, stop) in pieces of about `_SLAB` values."""
+    step = max(_SLAB // columns // 8 * 8, 8)
+    return [(begin, min(begin + step, stop)) for begin in range(start, stop, step)]
 
 
 def _matching(module: str, patterns: Collection[str]) -> str | None:
@@ -171,9 +206,12 @@ def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return rounded
 
 
-def read_scheme(raw: Mapping[str, Any], where: str = "config.json") -> Scheme | None:
+def read_scheme(
+    raw: Mapping[str, Any], dtype: str = "bfloat16", where: str = "config.json"
+) -> Scheme | None:
     """The scheme that a config's quantization_config names, None where it has none.
 
+    Warns where a model of `dtype` treats activations in another way than the checkpoint says.
     Raises LoadError, naming the method and the key, for whatever cannot be decoded here.
     """
     from .quant_floats import compressed_tensors, fp8
@@ -199,6 +237,11 @@ def read_scheme(raw: Mapping[str, Any], where: str = "config.json") -> Scheme | 
     reader = QuantConfig(config, f"{where} quantization_config {method}")
     scheme = readers[method](reader)
     reader.refuse_rest()
+    if scheme.activations is not None and (scheme.activations, dtype) != ("int8", "w8a8"):
+        how = "not quantised here, only the weights are"
+        if dtype == "w8a8":
+            how = "quantised to int8 here with a scale for each token, not as the config says"
+        warnings.warn(f"{reader.where}: activations are {how}", stacklevel=2)
     return scheme
 
 
@@ -233,9 +276,3 @@ class QuantConfig(HfConfig):
         for key, value in self.raw.items():
             if key not in self._seen and value not in (None, False, "", [], {}):
                 raise LoadError(f"[{self.where}] {key!r} is not supported here, got {value!r}")
-
-    def warn_of_activations(self) -> None:
-        warnings.warn(
-            f"{self.where}: activations are not quantised here, only the weights are",
-            stacklevel=2,
-        )

@@ -11,6 +11,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .codes import CodePrecision, Codes
+
 __all__ = ["Entry", "Source", "Tensor", "as_float32"]
 
 
@@ -64,6 +66,13 @@ class Source(ABC):
     def read_rows(self, name: str, start: int, stop: int) -> NDArray[Any]:
         """Rows [start, stop) of what `read` gives."""
         return self.read(name)[start:stop]
+
+    def read_codes(
+        self, name: str, precision: CodePrecision, start: int, stop: int
+    ) -> Codes | None:
+        """Rows [start, stop) as the integers that they are stored as, None where the core's
+        integers of this precision do not mean exactly what `read_rows` gives."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

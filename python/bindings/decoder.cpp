@@ -150,8 +150,7 @@ void bind_decoder(py::module_& module) {
       py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("max_model_len"),
       py::arg("max_batch_size"), py::arg("max_rows"), py::arg("block_size"),
       py::arg("enable_prefix_caching"), py::arg("sequences"), py::arg("tokens"),
-      py::arg("kv_cache_dtype") = "auto",
-      "KV bytes for that many sequences of that many tokens.");
+      py::arg("kv_cache_dtype") = "auto", "KV bytes for that many sequences of that many tokens.");
 
   py::class_<Decoder>(module, "Decoder", "Rounds of draft, verify and commit over one target.")
       .def(py::init([](const Model& model, std::int64_t kv_cache_bytes, std::int64_t max_model_len,

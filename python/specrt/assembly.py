@@ -3,15 +3,71 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 from . import _core
 from .drafters import AnyDrafter, DraftModel, NGram
-from .errors import InvalidArgumentError
-from .loaded import Opened
+from .errors import InvalidArgumentError, UnsupportedError
+from .loaded import Opened, open_target
 from .planning import Sizes
 from .text import VocabularyMap, map_vocabulary
 
-__all__ = ["check_full_drafts", "make_drafter", "vocabulary_map"]
+__all__ = [
+    "check_full_drafts",
+    "check_options",
+    "draft_tokens_of",
+    "make_drafter",
+    "open_draft",
+    "vocabulary_map",
+]
+
+
+def check_options(*, device: Any, verification: Any, cpu_isa: Any, **flags: Any) -> str:
+    """The instruction-set level to run. Raises as `Engine` does."""
+    if device not in ("auto", "cpu"):
+        if isinstance(device, str) and (device == "cuda" or device.startswith("cuda:")):
+            raise UnsupportedError("[device] this build has no CUDA: use device='cpu'")
+        raise InvalidArgumentError(f"[device] expected 'auto' or 'cpu', got {device!r}")
+    if verification not in ("coupled", "rejection", "block"):
+        if verification == "typical":
+            raise UnsupportedError("[verification] 'typical' is not available yet")
+        raise InvalidArgumentError(
+            f"[verification] expected 'coupled', 'rejection' or 'block', got {verification!r}"
+        )
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise InvalidArgumentError(f"[{name}] expected True or False, got {flag!r}")
+    if not isinstance(cpu_isa, str):
+        raise InvalidArgumentError(f"[cpu_isa] expected a level's name, got {cpu_isa!r}")
+    return _core.resolve_cpu_isa(cpu_isa)
+
+
+def draft_tokens_of(spec: AnyDrafter | None, asked: Any) -> int:
+    """Draft tokens a round: as asked, else the drafter's own."""
+    if asked is None:
+        asked = spec.num_speculative_tokens if spec is not None else None
+    tokens = 0 if asked is None else asked
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 <= tokens < 2**63:
+        raise InvalidArgumentError(
+            f"[num_speculative_tokens] expected an integer >= 0, got {tokens!r}"
+        )
+    if spec is None and tokens:
+        raise InvalidArgumentError(
+            "[num_speculative_tokens] expected a drafter to go with it, got None"
+        )
+    return tokens
+
+
+def open_draft(spec: DraftModel, target: Opened, max_model_len: int | None) -> Opened:
+    """A draft model's checkpoint. Raises as `open_target` does."""
+    # Rope factors of some families depend on the length: the target's, where both can.
+    own_limit = target.shape.config.max_position_embeddings
+    return open_target(
+        spec.model,
+        tokenizer=spec.tokenizer,
+        dtype=spec.dtype,
+        max_model_len=min(max_model_len or own_limit, own_limit),
+    )
 
 
 def check_full_drafts(sizes: Sizes, draft_tokens: int) -> None:

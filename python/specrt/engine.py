@@ -12,7 +12,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from . import _core
-from .assembly import check_full_drafts, make_drafter, vocabulary_map
+from .assembly import (
+    check_full_drafts,
+    check_options,
+    draft_tokens_of,
+    make_drafter,
+    open_draft,
+    vocabulary_map,
+)
 from .drafters import Drafter, DraftModel, resolve
 from .errors import InvalidArgumentError, SpecrtError, UnsupportedError
 from .loaded import Opened, open_target
@@ -24,6 +31,7 @@ from .planning import (
     plan_memory,
     plan_sizes,
 )
+from .prompts import check_conversation, is_conversation, is_prompt
 from .request import Request, request_output
 from .sampling import SamplingParams
 from .structured import Grammar
@@ -107,43 +115,17 @@ class Engine:
         Raises InvalidArgumentError, UnsupportedError, LoadError or CapacityError before any weight
         is read, wherever headers tell; LoadError for damaged data.
         """
-        if device not in ("auto", "cpu"):
-            if isinstance(device, str) and (device == "cuda" or device.startswith("cuda:")):
-                raise UnsupportedError("[device] this build has no CUDA: use device='cpu'")
-            raise InvalidArgumentError(f"[device] expected 'auto' or 'cpu', got {device!r}")
-        if verification not in ("coupled", "rejection", "block"):
-            if verification == "typical":
-                raise UnsupportedError("[verification] 'typical' is not available yet")
-            raise InvalidArgumentError(
-                f"[verification] expected 'coupled', 'rejection' or 'block', got {verification!r}"
-            )
+        isa = check_options(
+            device=device,
+            verification=verification,
+            cpu_isa=cpu_isa,
+            enable_prefix_caching=enable_prefix_caching,
+            check_invariants=check_invariants,
+            pin_threads=pin_threads,
+        )
         check_positive(threads=threads, max_model_len=max_model_len)
-        for name, flag in (
-            ("enable_prefix_caching", enable_prefix_caching),
-            ("check_invariants", check_invariants),
-            ("pin_threads", pin_threads),
-        ):
-            if not isinstance(flag, bool):
-                raise InvalidArgumentError(f"[{name}] expected True or False, got {flag!r}")
-        if not isinstance(cpu_isa, str):
-            raise InvalidArgumentError(f"[cpu_isa] expected a level's name, got {cpu_isa!r}")
-        isa = _core.resolve_cpu_isa(cpu_isa)
         spec = resolve(drafter)
-        if num_speculative_tokens is None and spec is not None:
-            num_speculative_tokens = spec.num_speculative_tokens
-        draft_tokens = 0 if num_speculative_tokens is None else num_speculative_tokens
-        if (
-            isinstance(draft_tokens, bool)
-            or not isinstance(draft_tokens, int)
-            or not 0 <= draft_tokens < 2**63
-        ):
-            raise InvalidArgumentError(
-                f"[num_speculative_tokens] expected an integer >= 0, got {draft_tokens!r}"
-            )
-        if spec is None and draft_tokens:
-            raise InvalidArgumentError(
-                "[num_speculative_tokens] expected a drafter to go with it, got None"
-            )
+        draft_tokens = draft_tokens_of(spec, num_speculative_tokens)
 
         self._lock = threading.RLock()
         self._closed = False
@@ -159,14 +141,7 @@ class Engine:
         vocabulary: VocabularyMap | None = None
         try:
             if isinstance(spec, DraftModel):
-                # Rope factors of some families depend on the length: the target's, where both can.
-                own_limit = opened.shape.config.max_position_embeddings
-                draft = open_target(
-                    spec.model,
-                    tokenizer=spec.tokenizer,
-                    dtype=spec.dtype,
-                    max_model_len=min(max_model_len or own_limit, own_limit),
-                )
+                draft = open_draft(spec, opened, max_model_len)
                 vocabulary = vocabulary_map(opened, draft)
             defaults = SamplingParams.from_generation_config(opened.generation)
             sizes = plan_sizes(
@@ -284,7 +259,7 @@ class Engine:
         running is raised after the others are done, with their outputs (None for the failed) in
         the exception's `outputs`.
         """
-        single = _is_prompt(prompts)
+        single = is_prompt(prompts)
         batch: list[Any] = [prompts] if single else list(prompts)
         outputs = self._run(self._requests([self._encode(one) for one in batch], sampling_params))
         return outputs[0] if single else outputs
@@ -300,11 +275,11 @@ class Engine:
         `messages` are {"role": ..., "content": ...}; `template_options` go to the template. Gives
         and raises what `generate` does.
         """
-        single = _is_conversation(messages)
+        single = is_conversation(messages)
         conversations: list[Any] = [messages] if single else list(messages)
         tokenizer = self._need_tokenizer("chat")
         for one in conversations:
-            _check_conversation(one)
+            check_conversation(one)
         prompts = [tokenizer.apply_chat_template(one, **template_options) for one in conversations]
         outputs = self._run(self._requests(prompts, sampling_params))
         return outputs[0] if single else outputs
@@ -327,7 +302,7 @@ class Engine:
     ) -> Generator[Increment, None, RequestOutput]:
         """`chat` for one conversation, yielding as `stream` does."""
         tokenizer = self._need_tokenizer("chat")
-        _check_conversation(messages)
+        check_conversation(messages)
         prompt = tokenizer.apply_chat_template(messages, **template_options)
         return self._stream(self._requests([prompt], sampling_params))
 
@@ -639,34 +614,3 @@ class Engine:
             request.error = SpecrtError(f"[output] {type(caught).__name__}: {caught}")
             if self._running.pop(sequence, None) is not None:
                 decoder.cancel(sequence)
-
-
-def _is_prompt(value: Any) -> bool:
-    """One prompt, against a list of prompts. [] is an empty list of prompts."""
-    if isinstance(value, str):
-        return True
-    if isinstance(value, Sequence):
-        return (
-            bool(value)
-            and not isinstance(value[0], (str, Sequence))
-            and not hasattr(value[0], "__iter__")
-        )
-    return True
-
-
-def _is_conversation(value: Any) -> bool:
-    """One conversation, right or wrong, against a list of them. [] is an empty list of them."""
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
-        return True
-    return bool(value) and not isinstance(value[0], Sequence)
-
-
-def _check_conversation(value: Any) -> None:
-    if (
-        isinstance(value, (str, bytes))
-        or not isinstance(value, Sequence)
-        or not all(isinstance(one, Mapping) for one in value)
-    ):
-        raise InvalidArgumentError(
-            f'[messages] expected a list of {{"role": ..., "content": ...}}, got {value!r}'
-        )

@@ -16,40 +16,59 @@ inline float whole(float x) {
 
 inline float as_half(float x) { return half_to_float(float_to_half(x)); }
 
+// A group is eight of these: sums run in four lanes, in one order on every machine.
+typedef float Lanes __attribute__((vector_size(16)));
+constexpr int kLanes = 4;
+constexpr int kParts = static_cast<int>(kGroup) / kLanes;
+
+inline float sum_of(const Lanes& x) {
+  return (x[0] + x[2]) + (x[1] + x[3]);
+}
+
+/// The weights of a group, and what each counts: nothing beyond the group's end.
+struct Weights {
+  Lanes w[kParts] = {};
+  Lanes importance[kParts] = {};
+};
+
 struct Group {
   float scale = 0.0f;
   float minimum = 0.0f;
   float error = 0.0f;
-  float codes[kGroup] = {};
+  Lanes codes[kParts] = {};
 };
 
 /// Codes for a scale and minimum that fp16 can hold, and the squared error that they leave.
-void encode(const float* w, const float* importance, std::int64_t count, float scale, float minimum,
-            Group& out) {
+void encode(const Weights& group, float scale, float minimum, Group& out) {
   out.scale = as_half(scale);
   out.minimum = as_half(minimum);
   const float inverse = out.scale > 0.0f ? 1.0f / out.scale : 0.0f;
-  out.error = 0.0f;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const float code = std::clamp(whole((w[i] - out.minimum) * inverse), 0.0f, 15.0f);
-    const float off = code * out.scale + out.minimum - w[i];
+  constexpr float kMagic = 0x1.8p23f;
+  Lanes error = {};
+  for (int i = 0; i < kParts; ++i) {
+    Lanes code = (((group.w[i] - out.minimum) * inverse) + kMagic) - kMagic;
+    code = code > 0.0f ? code : Lanes{};
+    code = code < 15.0f ? code : Lanes{} + 15.0f;
+    const Lanes off = code * out.scale + out.minimum - group.w[i];
     out.codes[i] = code;
-    out.error += importance[i] * off * off;
+    error += group.importance[i] * off * off;
   }
+  out.error = sum_of(error);
 }
 
 /// The scale and minimum that fit given codes best (least squares).
-bool fit(const float* w, const float* importance, std::int64_t count, const Group& from,
-         float& scale, float& minimum) {
-  float sum = 0.0f, sum_q = 0.0f, sum_qq = 0.0f, sum_w = 0.0f, sum_qw = 0.0f;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const float weighted = importance[i] * from.codes[i];
-    sum += importance[i];
-    sum_q += weighted;
-    sum_qq += weighted * from.codes[i];
-    sum_w += importance[i] * w[i];
-    sum_qw += weighted * w[i];
+bool fit(const Weights& group, const Group& from, float& scale, float& minimum) {
+  Lanes count = {}, q = {}, qq = {}, w = {}, qw = {};
+  for (int i = 0; i < kParts; ++i) {
+    const Lanes weighted = group.importance[i] * from.codes[i];
+    count += group.importance[i];
+    q += weighted;
+    qq += weighted * from.codes[i];
+    w += group.importance[i] * group.w[i];
+    qw += weighted * group.w[i];
   }
+  const float sum = sum_of(count), sum_q = sum_of(q), sum_qq = sum_of(qq);
+  const float sum_w = sum_of(w), sum_qw = sum_of(qw);
   const float determinant = sum * sum_qq - sum_q * sum_q;
   // Where one weight counts for nearly all, what is left of the difference is rounding.
   if (!(determinant > 1e-5f * sum * sum_qq)) return false;
@@ -60,19 +79,24 @@ bool fit(const float* w, const float* importance, std::int64_t count, const Grou
 
 Group quantise_group(const float* w, const float* importance, std::int64_t count) {
   const auto [low, high] = std::minmax_element(w, w + count);
+  Weights group;
+  for (std::int64_t i = 0; i < kGroup; ++i) {
+    group.w[i / kLanes][i % kLanes] = i < count ? w[i] : *low;
+    group.importance[i / kLanes][i % kLanes] = i < count ? importance[i] : 0.0f;
+  }
   Group best;
-  encode(w, importance, count, (*high - *low) / 15.0f, *low, best);
+  encode(group, (*high - *low) / 15.0f, *low, best);
   // Clipping the ends a little, or leaving room, often costs them less than it gives the rest.
   constexpr float kRanges[] = {13.5f, 14.0f, 14.5f, 15.0f, 15.5f};
   for (const float range : kRanges) {
     Group tried;
     const float middle = 0.5f * (*high + *low);
     const float scale = (*high - *low) / range;
-    encode(w, importance, count, scale, middle - 7.5f * scale, tried);
+    encode(group, scale, middle - 7.5f * scale, tried);
     for (int again = 0; again < 2; ++again) {
       float better_scale = 0.0f, better_minimum = 0.0f;
-      if (!fit(w, importance, count, tried, better_scale, better_minimum)) break;
-      encode(w, importance, count, better_scale, better_minimum, tried);
+      if (!fit(group, tried, better_scale, better_minimum)) break;
+      encode(group, better_scale, better_minimum, tried);
       if (tried.error < best.error) best = tried;
     }
   }
@@ -120,7 +144,7 @@ bool quantise_int4(const float* weights, std::int64_t k, const float* importance
     scales[group] = made.scale;
     minima[group] = made.minimum;
     for (std::int64_t i = 0; i < count; ++i) {
-      codes[first + i] = static_cast<std::int8_t>(made.codes[i]);
+      codes[first + i] = static_cast<std::int8_t>(made.codes[i / kLanes][i % kLanes]);
     }
   }
   return true;

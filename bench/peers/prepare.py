@@ -47,7 +47,12 @@ def folder(source: Path, out: Path) -> None:
         print("no transformers with torch here: the folder is left out")
         return
     where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
+    read = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
+    # What was read knows where it came from, and would not be written.
+    config = read.config
+    del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.load_state_dict(read.state_dict())
     model.save_pretrained(target)
     AutoTokenizer.from_pretrained(**where).save_pretrained(target)
     print(target)

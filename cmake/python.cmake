@@ -20,6 +20,7 @@ pybind11_add_module(
   python/bindings/drafter.cpp
   python/bindings/errors.cpp
   python/bindings/memory.cpp
+  python/bindings/calibration.cpp
   python/bindings/model.cpp
   python/bindings/module.cpp
   python/bindings/sampling.cpp)

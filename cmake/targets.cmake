@@ -36,6 +36,7 @@ set(specrt_sources
     src/decode/verify.cpp
     src/model/attention_plan.cpp
     src/model/buffer.cpp
+    src/model/calibration.cpp
     src/model/config.cpp
     src/model/forward.cpp
     src/model/head.cpp

@@ -9,8 +9,10 @@ channels and one within each value head, applied to whatever writes them and wha
 The function stays the same, up to the order of sums, but every group of 32 now holds weights out
 of many of the old groups, on no common grid. The row "on its own grid" shows the trap.
 
-"int4, plain rounding" is what the core's own rounding is measured by: the same groups, rounded to
-the nearest of 16 steps between minimum and maximum, everything else bfloat16.
+"int4, with a text" is what `specrt.quantize` makes of bench/quality/calibration.txt, which has no
+sentence of the page. "int4, plain rounding" is what the core's own rounding is measured by: the
+same groups, rounded to the nearest of 16 steps between minimum and maximum, everything else
+bfloat16.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from specrt import Engine, SamplingParams, Tokenizer
+from specrt import Engine, SamplingParams, Tokenizer, quantize
 from specrt.demo import demo_model_path
 from specrt.loading import open_checkpoint
 from specrt.loading.families import FAMILIES
@@ -35,6 +37,7 @@ from specrt.loading.quantised import to_bfloat16
 from specrt.loading.source import as_float32
 
 PAGE = Path(__file__).resolve().parents[1] / "bench" / "quality" / "page.txt"
+CALIBRATION = PAGE.with_name("calibration.txt")
 GROUP = 32
 
 Weights = dict[str, NDArray[np.float32]]
@@ -169,11 +172,14 @@ def main() -> None:
         write(base / "moved", moved, config)
         write(base / "plain", plain, config)
         write(base / "own", weights, config)
+        text = tokenizer.encode(CALIBRATION.read_text(encoding="utf-8"))
+        quantize(base / "moved", text, base / "rounded.specrt")
         first = 0.0
         for name, path, dtype in (
             ("bfloat16", "moved", "bfloat16"),
             ("int8", "moved", "int8"),
             ("int4", "moved", "int4"),
+            ("int4, with a text", "rounded.specrt", "int4"),
             ("int4, plain rounding", "plain", "bfloat16"),
             ("w8a8", "moved", "w8a8"),
             ("bfloat16, as it was", "own", "bfloat16"),

@@ -43,6 +43,7 @@ void bind_draft_tree(py::module_& module);
 void bind_constraint(py::module_& module);
 void bind_sampling(py::module_& module);
 void bind_model(py::module_& module);
+void bind_calibration(py::module_& module);
 void bind_drafter(py::module_& module);
 void bind_decoder(py::module_& module);
 

@@ -12,6 +12,7 @@ PYBIND11_MODULE(_core, module) {
   bind_constraint(module);
   bind_sampling(module);
   bind_model(module);
+  bind_calibration(module);
   bind_drafter(module);
   bind_decoder(module);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import drafters
 from ._core import DraftTree, __version__, available_cpu_isas, cpu_isa
+from .calibration import quantize
 from .drafters import Drafter
 from .engine import Engine
 from .errors import (
@@ -46,4 +47,5 @@ __all__ = [
     "cpu_isa",
     "drafters",
     "plan",
+    "quantize",
 ]

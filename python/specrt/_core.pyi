@@ -30,9 +30,11 @@ __all__: list[str] = [
     "make_python_drafter",
     "memory_of",
     "plan_fixed",
+    "quantise_compensated",
     "resolve_cpu_isa",
     "resolve_kv_cache_dtype",
     "tensors_of",
+    "trace_layer",
     "weight_bytes",
 ]
 
@@ -529,6 +531,23 @@ def plan_fixed(
     """
 
 
+def quantise_compensated(
+    weights: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
+    factor: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
+) -> tuple[
+    numpy.typing.NDArray[numpy.int8],
+    numpy.typing.NDArray[numpy.float32],
+    numpy.typing.NDArray[numpy.float32],
+    numpy.typing.NDArray[numpy.float32],
+]:
+    """
+    Rounds a group of at most 32 inputs [n, width] to int4, each input's error made up for by
+    those behind it. `factor` [width, width] is the group's block of the upper Cholesky factor
+    of the inverse of the inputs' second moments. Gives codes [n, width], scales and minima
+    [n, 1], and errors [n, width]: inputs behind the group change by -errors @ U[group, behind].
+    """
+
+
 def resolve_cpu_isa(name: str) -> str:
     """
     'auto' or a level's name to the level; raises where it cannot run here.
@@ -544,6 +563,21 @@ def resolve_kv_cache_dtype(kv_cache_dtype: str, dtype: str) -> str:
 def tensors_of(config: ModelConfig) -> list[tuple[str, list[int]]]:
     """
     (canonical name, shape) of every tensor that a model of this config has.
+    """
+
+
+def trace_layer(
+    layer: Model, stream: typing.Annotated[numpy.typing.ArrayLike, numpy.float32]
+) -> tuple[
+    numpy.typing.NDArray[numpy.float32],
+    numpy.typing.NDArray[numpy.float32],
+    numpy.typing.NDArray[numpy.float32],
+    numpy.typing.NDArray[numpy.float32],
+    numpy.typing.NDArray[numpy.float32],
+]:
+    """
+    What a one-layer model's matrices read when `stream` [positions, hidden] takes the place
+    of embeddings: inputs of q, k, v; of o; of gate, up; of down; then the stream behind it.
     """
 
 

@@ -228,6 +228,28 @@ def _print_as_it_comes(
 
 
 @app.command()
+def quantize(
+    model: Annotated[str, typer.Argument(help="A folder, a GGUF file or a Hugging Face hub id.")],
+    calibrate: Annotated[
+        Path, typer.Option(help="A file with text like the model's work, some thousand tokens.")
+    ],
+    out: Annotated[Path, typer.Option(help="What is written, a name ending in .specrt.")],
+    dtype: Annotated[str, typer.Option(help="Of weights: int4.")] = "int4",
+    tokenizer: Annotated[str | None, typer.Option(help="A folder, where MODEL has none.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="As for generate.")] = None,
+) -> None:
+    """Round a model's weights by what a text makes them work on, and write the result."""
+    specrt.quantize(
+        model,
+        _text_of(calibrate),
+        out,
+        dtype=dtype,
+        tokenizer=tokenizer,
+        max_model_len=max_model_len,
+    )
+
+
+@app.command()
 def demo(
     threads: Annotated[int | None, typer.Option(help="All usable cores unless given.")] = None,
 ) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _core
 from .errors import InvalidArgumentError, LoadError
@@ -17,7 +17,9 @@ from .planning import ModelShape, map_saved, shape_of
 if TYPE_CHECKING:
     from .text import Tokenizer
 
-__all__ = ["Opened", "open_target"]
+T = TypeVar("T")
+
+__all__ = ["Opened", "open_target", "progress", "set_tensor", "tokenizer_of"]
 
 
 @dataclass
@@ -45,9 +47,9 @@ class Opened:
         assert self.checkpoint is not None
         builder = _core.ModelBuilder(self.shape.config, self.shape.dtype)
         with self.checkpoint as checkpoint:
-            for name in _progress(checkpoint.names, f"Loading {self.name} as {self.shape.dtype}"):
+            for name in progress(checkpoint.names, f"Loading {self.name} as {self.shape.dtype}"):
                 try:
-                    _pack(builder, checkpoint, name)
+                    set_tensor(builder, checkpoint, name)
                 except InvalidArgumentError as error:
                     raise LoadError(f"[{checkpoint.name}] {error}") from error
         return builder.build()
@@ -82,24 +84,25 @@ def open_target(target: Any, *, tokenizer: Any, dtype: str, max_model_len: int |
             tokenizer=None,
         )
     try:
-        opened.tokenizer = _tokenizer(opened, tokenizer)
+        opened.tokenizer = tokenizer_of(opened.checkpoint, tokenizer)
     except BaseException:
         opened.close()
         raise
     return opened
 
 
-def _tokenizer(opened: Opened, given: Any) -> Tokenizer | None:
+def tokenizer_of(checkpoint: Checkpoint | None, given: Any) -> Tokenizer | None:
+    """The one that the user names, else the checkpoint's own, if it has one."""
     from .text import Tokenizer
 
     if isinstance(given, (str, os.PathLike)):
         return Tokenizer.from_pretrained(given)
     if given is not None:
         return Tokenizer(given)
-    return None if opened.checkpoint is None else opened.checkpoint.load_tokenizer()
+    return None if checkpoint is None else checkpoint.load_tokenizer()
 
 
-def _pack(builder: _core.ModelBuilder, checkpoint: Checkpoint, name: str) -> None:
+def set_tensor(builder: _core.ModelBuilder, checkpoint: Checkpoint, name: str) -> None:
     """One tensor: its own integers where the model holds such, else its values."""
     precision = builder.precision_of(name)
     codes = checkpoint.codes(name, precision)
@@ -112,14 +115,15 @@ def _pack(builder: _core.ModelBuilder, checkpoint: Checkpoint, name: str) -> Non
     )
 
 
-def _progress(names: list[str], description: str) -> Iterable[str]:
+def progress(items: Sequence[T], description: str) -> Iterable[T]:
+    """The items, with a bar that moves as they are taken on a terminal."""
     if not sys.stderr.isatty():
-        return names
+        return items
     from rich.console import Console
     from rich.progress import track
 
     return track(
-        names,
+        items,
         description=description,
         console=Console(stderr=True),
         transient=True,

@@ -150,4 +150,29 @@ bool quantise_int4(const float* weights, std::int64_t k, const float* importance
   return true;
 }
 
+bool quantise_compensated(const float* weights, std::int64_t width, const float* factor,
+                          std::int8_t* codes, float& scale, float& minimum, float* errors) {
+  float importance[kGroup];
+  float current[kGroup];
+  for (std::int64_t c = 0; c < width; ++c) {
+    // What is left of an error in c once the inputs behind it have done their best.
+    const float diagonal = factor[c * width + c];
+    importance[c] = 1.0f / (diagonal * diagonal);
+    current[c] = weights[c];
+  }
+  if (!quantise_int4(weights, width, importance, codes, &scale, &minimum)) return false;
+  const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+  for (std::int64_t c = 0; c < width; ++c) {
+    if (!(std::fabs(current[c]) < 30000.0f)) return false;
+    const float code = std::clamp(whole((current[c] - minimum) * inverse), 0.0f, 15.0f);
+    const float meant = bf16_to_float(float_to_bf16(code * scale + minimum));
+    codes[c] = static_cast<std::int8_t>(code);
+    errors[c] = (current[c] - meant) / factor[c * width + c];
+    for (std::int64_t later = c + 1; later < width; ++later) {
+      current[later] -= errors[c] * factor[c * width + later];
+    }
+  }
+  return true;
+}
+
 }  // namespace specrt::cpu

@@ -20,4 +20,10 @@ bool quantise_int8(const float* weights, std::int64_t k, std::int8_t* codes, flo
 bool quantise_int4(const float* weights, std::int64_t k, const float* importance,
                    std::int8_t* codes, float* scales, float* minima);
 
+/// One output's weights of one group, width at most kGroup, as int4, input by input: each one's
+/// error goes into those behind it, and in units of the factor into `errors` [width]. As
+/// specrt::quantise_compensated has it. False as quantise_int4.
+bool quantise_compensated(const float* weights, std::int64_t width, const float* factor,
+                          std::int8_t* codes, float& scale, float& minimum, float* errors);
+
 }  // namespace specrt::cpu

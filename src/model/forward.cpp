@@ -206,19 +206,28 @@ void Runner::layer(std::int64_t index) {
   const std::int64_t q_width = c.num_heads * c.head_dim;
 
   norm(w.attention_norm, w.qkv.precision);
+  note(&LayerTrace::attention, normed_, c.hidden_size);
   gemm(w.qkv, w.qkv_bias, normed_, rows_, qkv_, w.qkv.n, Add::no, cpu::Gate::none);
   rotate_and_store(index);
   attend(index);
+  note(&LayerTrace::output, attended_, q_width);
   add_block(w.output, w.output_bias, attended_, q_width, w.attention_post_norm);
 
   norm(w.mlp_norm, w.gate_up.precision);
+  note(&LayerTrace::mlp, normed_, c.hidden_size);
   const auto gate = c.activation == Activation::silu ? cpu::Gate::silu : cpu::Gate::gelu_tanh;
   gemm(w.gate_up, w.gate_up_bias, normed_, rows_, activated_, c.intermediate_size, Add::no, gate);
+  note(&LayerTrace::down, activated_, c.intermediate_size);
   add_block(w.down, w.down_bias, activated_, c.intermediate_size, w.mlp_post_norm);
 }
 
-void Runner::forward() {
-  if (rows_ == 0) return;
+void Runner::note(std::vector<float> LayerTrace::* which, const float* x, std::int64_t width) {
+  if (trace_ == nullptr) return;
+  std::vector<float>& kept = trace_->*which;
+  kept.insert(kept.end(), x, x + rows_ * width);
+}
+
+void Runner::plan_attention() {
   const ModelConfig& c = model_.config();
   const std::int64_t q_width = c.num_heads * c.head_dim;
   const std::int64_t qkv_width = q_width + 2 * c.num_kv_heads * c.head_dim;
@@ -235,8 +244,26 @@ void Runner::forward() {
     }
     attention_plans_[g].make(std::span(attention_rows_[g]).first(static_cast<std::size_t>(rows_)));
   }
+}
+
+void Runner::forward() {
+  if (rows_ == 0) return;
+  plan_attention();
   embed();
-  for (std::int64_t i = 0; i < c.num_layers; ++i) layer(i);
+  for (std::int64_t i = 0; i < model_.config().num_layers; ++i) layer(i);
+}
+
+void Runner::forward_traced(std::span<const float> stream, LayerTrace& trace) {
+  const std::int64_t hidden = model_.config().hidden_size;
+  if (std::ssize(stream) != rows_ * hidden) {
+    throw InternalError(expected_got("stream", "the pass's rows", std::to_string(stream.size())));
+  }
+  plan_attention();
+  std::copy(stream.begin(), stream.end(), x_);
+  trace_ = &trace;
+  for (std::int64_t i = 0; i < model_.config().num_layers; ++i) layer(i);
+  note(&LayerTrace::stream, x_, hidden);
+  trace_ = nullptr;
 }
 
 }  // namespace specrt

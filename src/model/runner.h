@@ -12,6 +12,7 @@
 #include "model/attention_plan.h"
 #include "model/kv_storage.h"
 #include "model/weights.h"
+#include "specrt/calibration.h"
 #include "specrt/cpu.h"
 #include "specrt/draft_tree.h"
 #include "specrt/memory.h"
@@ -74,6 +75,9 @@ class Runner {
   }
 
   void forward();
+  /// The same with these values, [rows, hidden], for the embeddings of the pass's tokens; keeps
+  /// what the matrices of every layer read. `trace` was empty.
+  void forward_traced(std::span<const float> stream, LayerTrace& trace);
 
   /// Logits of up to kLogitRows rows, [rows, vocab_size], valid until the next call.
   std::span<const float> logits(std::span<const std::int64_t> rows);
@@ -101,7 +105,10 @@ class Runner {
               std::span<const TokenId> tokens = {});
 
  private:
+  void plan_attention();
   void embed();
+  /// Appends the pass's rows of a matrix's input where they are asked for.
+  void note(std::vector<float> LayerTrace::* which, const float* x, std::int64_t width);
   void layer(std::int64_t index);
   /// normed_ = the residual stream through a norm (or as it is), ready for products of `precision`.
   void norm(const float* weight, Precision precision);
@@ -163,6 +170,7 @@ class Runner {
   std::vector<std::int32_t> paths_;                             // scratch indices
   std::vector<std::vector<cpu::AttentionRow>> attention_rows_;  // a group each
   std::vector<AttentionPlan> attention_plans_;                  // a group each
+  LayerTrace* trace_ = nullptr;                                 // of this pass, nearly always null
   std::vector<std::int64_t> group_of_;                          // by layer
 
   // Workspace, all in one buffer.

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
 
+#include <exception>
 #include <optional>
 
 #include "bindings.h"
@@ -112,6 +113,28 @@ void bind_counters(py::module_& module) {
 
 }  // namespace
 
+namespace {
+
+/// Runs part of a round without the GIL. An interrupt that a hook met is raised here also where the
+/// round fails: nobody else's call is to meet it.
+template <typename Part>
+void in_round(const Part& part) {
+  std::exception_ptr failure;
+  {
+    const py::gil_scoped_release released;
+    try {
+      part();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  if (failure == nullptr) return;
+  raise_noted_interrupt();
+  std::rethrow_exception(failure);
+}
+
+}  // namespace
+
 void bind_decoder(py::module_& module) {
   bind_counters(module);
 
@@ -205,18 +228,14 @@ void bind_decoder(py::module_& module) {
           "begin_round",
           [](Decoder& decoder, const std::vector<std::pair<SequenceId, std::int64_t>>& plan) {
             const Plan items = to_plan(plan);
-            const py::gil_scoped_release released;
-            decoder.begin_round(items);
+            in_round([&] { decoder.begin_round(items); });
           },
           py::arg("plan"), "Drafts and lays out the pass. plan: (id, tokens) pairs.")
       .def(
           "finish_round",
           [](Decoder& decoder) {
             std::span<const Progress> progress;
-            {
-              const py::gil_scoped_release released;
-              progress = decoder.finish_round();
-            }
+            in_round([&] { progress = decoder.finish_round(); });
             raise_noted_interrupt();
             return to_python(progress);
           },
@@ -227,10 +246,7 @@ void bind_decoder(py::module_& module) {
           [](Decoder& decoder, const std::vector<std::pair<SequenceId, std::int64_t>>& plan) {
             const Plan items = to_plan(plan);
             std::span<const Progress> progress;
-            {
-              const py::gil_scoped_release released;
-              progress = decoder.round(items);
-            }
+            in_round([&] { progress = decoder.round(items); });
             raise_noted_interrupt();
             return to_python(progress);
           },

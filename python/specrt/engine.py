@@ -553,26 +553,32 @@ class Engine:
 
     def _admit(self, decoder: _core.Decoder) -> None:
         held: list[Request] = []
-        while self._waiting:
-            request = self._waiting.popleft()
-            if not request.may_start:
-                held.append(request)  # it waits for its own first sample, others need not
-                continue
-            if not decoder.can_add(len(request.prompt), request.params.max_tokens):
-                held.append(request)
-                break
-            constraint = None
-            if request.constraint is not None:
-                constraint = _core.make_python_constraint(request.constraint)
-            try:
-                request.id = decoder.add(
-                    request.prompt, request.core_params, self._own_drafter(), constraint
-                )
-            except SpecrtError as error:
-                request.error = error
-                continue
-            self._running[request.id] = request
-        self._waiting.extendleft(reversed(held))
+        entering: Request | None = None
+        try:
+            while self._waiting:
+                entering = self._waiting.popleft()
+                if not entering.may_start:
+                    held.append(entering)  # it waits for its own first sample, others need not
+                    entering = None
+                    continue
+                if not decoder.can_add(len(entering.prompt), entering.params.max_tokens):
+                    break
+                constraint = None
+                if entering.constraint is not None:
+                    constraint = _core.make_python_constraint(entering.constraint)
+                try:
+                    entering.id = decoder.add(
+                        entering.prompt, entering.core_params, self._own_drafter(), constraint
+                    )
+                    self._running[entering.id] = entering
+                except SpecrtError as error:
+                    entering.error = error
+                entering = None
+        finally:
+            # Whoever did not get in waits on, also where Ctrl-C came in between.
+            if entering is not None:
+                self._waiting.appendleft(entering)
+            self._waiting.extendleft(reversed(held))
 
     def _own_drafter(self) -> _core.CoreDrafter | None:
         """For one request: a drafter in Python gets a wrapper each, to keep its errors apart."""

@@ -154,8 +154,9 @@ class Lookahead:
     def advance(self, token: int) -> None:
         """The token has been chosen. Raises InvalidArgumentError where the grammar forbids it."""
         if not self._matcher.consume_token(token):
+            problem = _first_line(self._matcher)
             raise InvalidArgumentError(
-                f"[structured_outputs] token {token} may not come here: {self._matcher.get_error()}"
+                f"[structured_outputs] token {token} may not come here: {problem}"
             )
 
     def finished(self) -> bool:
@@ -164,12 +165,9 @@ class Lookahead:
         return bool(self._matcher.is_stopped())
 
     def _check(self) -> None:
-        problem = self._matcher.get_error()
+        problem = _first_line(self._matcher)
         if problem:
-            # What follows the first line is the engine's state, its work so far included.
-            raise SpecrtError(
-                f"[structured_outputs] the grammar engine gave up: {problem.splitlines()[0]}"
-            )
+            raise SpecrtError(f"[structured_outputs] the grammar engine gave up: {problem}")
 
     def accepts(self, tokens: list[int]) -> int:
         """How many leading tokens may follow; changes nothing."""
@@ -178,6 +176,12 @@ class Lookahead:
     def fork(self) -> Lookahead:
         """A copy in the same state."""
         return Lookahead(self._matcher.deep_copy())
+
+
+def _first_line(matcher: Any) -> str:
+    """Of the engine's error. What follows is its state, its work so far included."""
+    lines: list[str] = matcher.get_error().splitlines()
+    return lines[0] if lines else ""
 
 
 class GrammarState(Lookahead):

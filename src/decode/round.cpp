@@ -119,7 +119,13 @@ void Decoder::Impl::propose() {
       const std::int64_t depth = s.tokens_left() - 1;
       s.draft.prune(depth, s.planned);
       if (s.state.constraint() != nullptr && s.draft.draw() == Draw::deterministic) {
-        prune_by_constraint(s);
+        try {
+          prune_by_constraint(s);
+        } catch (const std::exception& caught) {
+          s.draft.clear();
+          fail(s, caught.what());
+          continue;
+        }
       }
       // A draft as deep as the limits allow was perhaps cut by them.
       s.pruned = !s.draft.empty() && depth < s.planned && s.draft.max_depth() == depth;

@@ -12,7 +12,15 @@ import pytest
 import tiny
 from helpers import assert_same, greedy
 
-from specrt import Drafter, DraftTree, Engine, SamplingParams, SpecrtError
+from specrt import (
+    Drafter,
+    DraftTree,
+    Engine,
+    SamplingParams,
+    SpecrtError,
+    StructuredOutputs,
+)
+from specrt.structured import GrammarState
 
 SMALL = {"max_batch_size": 8, "max_num_batched_tokens": 128, "threads": 1}
 
@@ -164,3 +172,66 @@ def test_ctrl_c_in_a_drafter_stops_the_call(model: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             engine.generate([1, 2, 3], greedy(8, ignore_eos=True))
         assert engine._decoder is not None
+
+
+@pytest.mark.parametrize("kind", [MemoryError, KeyboardInterrupt])
+def test_a_grammar_that_fails_on_a_draft_ends_its_own_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    model = tiny.byte_tokenizer(tiny.tiny_llama(tmp_path, vocab=264, eos_token_id=257))
+    grammar = SamplingParams(max_tokens=9, structured_outputs=StructuredOutputs(regex="[a-z]+"))
+    with Engine(model, **SMALL) as engine:
+        expected = engine.generate([[3, 4]], greedy(40, ignore_eos=True))
+
+    class Letters(Drafter):
+        def propose(self, tokens: list[int], budget: int) -> DraftTree:
+            return DraftTree.chain([97] * budget)
+
+    def fail(self: GrammarState, tokens: list[int]) -> int:
+        raise kind("boom")
+
+    with Engine(model, Letters(), **SMALL) as engine:
+        stream = engine.stream([3, 4], greedy(40, ignore_eos=True))
+        next(stream)
+        with monkeypatch.context() as patch:
+            patch.setattr(GrammarState, "accepts", fail)
+            with pytest.raises((SpecrtError, KeyboardInterrupt)) as caught:
+                engine.generate([1, 2], grammar)
+        if kind is MemoryError:
+            assert "boom" in str(caught.value)
+        else:
+            # The round's results went with it: whoever was in it would have a gap.
+            assert isinstance(caught.value, KeyboardInterrupt)
+            with pytest.raises(SpecrtError, match="a round was lost"):
+                next(stream)
+        for _ in stream:
+            pass
+        again = engine.generate([[3, 4]], greedy(40, ignore_eos=True))
+        assert_same(again, expected, "afterwards")
+        assert engine._decoder.idle
+
+
+def test_an_interrupt_before_admission_loses_nobody(model: Path) -> None:
+    with Engine(model, **SMALL) as engine:
+        decoder = engine._decoder
+
+        class Interrupted:
+            armed = True
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(decoder, name)
+
+            def can_add(self, *sizes: int) -> bool:
+                if self.armed:
+                    self.armed = False
+                    raise KeyboardInterrupt
+                return decoder.can_add(*sizes)
+
+        waiting = engine._requests([[5, 6]], [greedy(5, ignore_eos=True)])[0]
+        engine._submit(waiting)
+        engine._decoder = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate([1, 2], greedy(3))
+        engine._decoder = decoder
+        engine.generate([1, 2], greedy(9, ignore_eos=True))
+        assert all(one.done for one in waiting)

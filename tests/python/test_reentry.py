@@ -203,9 +203,8 @@ def test_a_grammar_that_fails_on_a_draft_ends_its_own_request(
             # The round's results went with it: whoever was in it would have a gap.
             assert isinstance(caught.value, KeyboardInterrupt)
             with pytest.raises(SpecrtError, match="a round was lost"):
-                next(stream)
-        for _ in stream:
-            pass
+                list(stream)
+        list(stream)
         again = engine.generate([[3, 4]], greedy(40, ignore_eos=True))
         assert_same(again, expected, "afterwards")
         assert engine._decoder.idle

@@ -18,10 +18,8 @@ class Noise(Drafter):
     rows = 1
 
     def propose(self, tokens: list[int], budget: int) -> DraftTree:
-        tree = DraftTree()
-        for node in range(min(budget, self.rows - 1)):
-            tree.add(3 + (7919 * (len(tokens) + node)) % 40000, node - 1)
-        return tree
+        nodes = range(min(budget, self.rows - 1))
+        return DraftTree.chain([3 + (7919 * (len(tokens) + node)) % 40000 for node in nodes])
 
     def observe(self, committed: list[int]) -> None:
         pass

@@ -21,9 +21,7 @@ typedef float Lanes __attribute__((vector_size(16)));
 constexpr int kLanes = 4;
 constexpr int kParts = static_cast<int>(kGroup) / kLanes;
 
-inline float sum_of(const Lanes& x) {
-  return (x[0] + x[2]) + (x[1] + x[3]);
-}
+inline float sum_of(const Lanes& x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 
 /// The weights of a group, and what each counts: nothing beyond the group's end.
 struct Weights {

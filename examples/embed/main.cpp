@@ -32,7 +32,7 @@ std::vector<specrt::TokenId> generate(const std::string& path, std::int64_t max_
   options.max_batch_size = 1;
   const auto length = static_cast<std::int64_t>(prompt.size()) + max_tokens;
   options.kv_cache_bytes =
-      specrt::kv_cache_bytes_for(model.config(), model.dtype(), options, 1, length);
+      specrt::kv_cache_bytes_for(model.config(), model.precision(), options, 1, length);
   specrt::Decoder decoder(model, options);
 
   specrt::SamplingParams params;

@@ -111,14 +111,19 @@ struct ThreadPool::State {
       seen = region.load(std::memory_order_acquire);
       if (stop) return;
       share(index);
-      if (working.fetch_sub(1, std::memory_order_acq_rel) == 1) working.notify_one();
+      // Sequentially consistent, as below: the notice may not look for sleepers before the count.
+      if (working.fetch_sub(1, std::memory_order_seq_cst) == 1) working.notify_one();
     }
   }
 
   void next_region() {
     // Unsigned arithmetic, so that wrapping round is defined.
     const unsigned next = static_cast<unsigned>(region.load(std::memory_order_relaxed)) + 1u;
-    region.store(static_cast<int>(next), std::memory_order_release);
+    // notify_all looks at a count of sleepers. A plain store may still wait in this core's buffer
+    // while that count is read: a thread that then goes to sleep, having seen the old number, would
+    // sleep for good. An exchange is a full barrier.
+    region.exchange(static_cast<int>(next), std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     region.notify_all();
   }
 

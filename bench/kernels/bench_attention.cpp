@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "bench_support.h"
 #include "cpu/dispatch.h"
 #include "cpu/thread_pool.h"
 #include "model/attention_plan.h"
@@ -44,12 +45,6 @@ double now() {
   timespec time = {};
   clock_gettime(cpu_clock ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-double quartile(std::vector<double>& times) {
-  const auto at = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 4);
-  std::nth_element(times.begin(), at, times.end());
-  return *at;
 }
 
 /// One sequence's context in a cache of `copies` layers, and a pass of rows over it.
@@ -147,12 +142,12 @@ void measure(const Kernels& kernels, ThreadPool& pool, const Shape& shape, std::
       spent += times[i].back();
     }
   }
-  const double one = quartile(times[0]);
+  const double one = bench::quartile(times[0]);
   std::printf("%-7s t%d %-5s ctx %5d %-8s M=1 %9.1f us %5.1f GB/s   t(M)/t(1):", kernels.name,
               pool.size(), shape.name, static_cast<int>(context), name_of(dtype), one * 1e6,
               static_cast<double>(test.bytes_read()) / one * 1e-9);
   for (std::size_t i = 1; i < std::size(kRows); ++i) {
-    std::printf("  %d: %.2f", static_cast<int>(kRows[i]), quartile(times[i]) / one);
+    std::printf("  %d: %.2f", static_cast<int>(kRows[i]), bench::quartile(times[i]) / one);
   }
   std::printf("\n");
   std::fflush(stdout);
@@ -176,9 +171,7 @@ int main(int argc, char** argv) {
     }
   }
   if (isas.empty()) {
-    for (const CpuIsa isa : available_cpu_isas()) {
-      if (isa != CpuIsa::scalar) isas.push_back(isa);
-    }
+    for (const std::string& name : bench::fast_isas()) isas.push_back(cpu_isa_from_name(name));
   }
   std::vector<std::byte> memory;
   for (const int threads : {1, 2}) {

@@ -4,13 +4,13 @@
 //   bench_sampling [isa ...]      default: every available level but scalar
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <memory>
 #include <random>
 #include <vector>
 
+#include "bench_support.h"
 #include "cpu/dispatch.h"
 #include "decode/choose.h"
 #include "decode/logits_state.h"
@@ -22,21 +22,16 @@ using namespace specrt;
 
 constexpr int kRepeats = 60;
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 /// Lower quartile: what a call takes when nothing else ran meanwhile.
 template <typename Call>
 double microseconds(const Call& call) {
   std::vector<double> times;
   for (int i = 0; i < kRepeats; ++i) {
-    const double start = now();
+    const double start = bench::now();
     call(i);
-    times.push_back((now() - start) * 1e6);
+    times.push_back((bench::now() - start) * 1e6);
   }
-  std::nth_element(times.begin(), times.begin() + kRepeats / 4, times.end());
-  return times[kRepeats / 4];
+  return bench::quartile(times);
 }
 
 /// One token in eight may come next, as after a schema's opening quote.
@@ -65,8 +60,8 @@ void measure(const cpu::Kernels& kernels, std::int64_t vocab, bool flat) {
   std::vector<TokenId> prompt;
   for (int i = 0; i < 2000; ++i) prompt.push_back(static_cast<TokenId>(engine() % logits.size()));
   Chooser chooser(kernels, vocab);
-  const auto bench = [&](const char* name, const SamplingParams& params,
-                         std::shared_ptr<TokenConstraint> constraint, double unit) {
+  const auto row = [&](const char* name, const SamplingParams& params,
+                       std::shared_ptr<TokenConstraint> constraint, double unit) {
     LogitsState state(params, prompt, vocab, std::move(constraint));
     std::int64_t sum = 0;
     const double time = microseconds([&](int i) {
@@ -81,28 +76,28 @@ void measure(const cpu::Kernels& kernels, std::int64_t vocab, bool flat) {
   const double unit = microseconds(
       [&](int) { kernels.exp_weights(logits.data(), vocab, top, 1.25f, weights.data()); });
   SamplingParams params;
-  bench("greedy", params, nullptr, unit);
+  row("greedy", params, nullptr, unit);
   params.temperature = 0.8;
   params.seed = 11;
-  bench("temperature", params, nullptr, unit);
+  row("temperature", params, nullptr, unit);
   const SamplingParams sampled = params;
   params.top_k = 50;
-  bench("top_k 50", params, nullptr, unit);
+  row("top_k 50", params, nullptr, unit);
   params.top_k = 5000;
-  bench("top_k 5000", params, nullptr, unit);
+  row("top_k 5000", params, nullptr, unit);
   params = sampled;
   params.top_p = 0.9;
-  bench("top_p 0.9", params, nullptr, unit);
+  row("top_p 0.9", params, nullptr, unit);
   params.top_k = 50;
-  bench("top_k 50, top_p 0.9", params, nullptr, unit);
+  row("top_k 50, top_p 0.9", params, nullptr, unit);
   params = sampled;
   params.min_p = 0.05;
-  bench("min_p 0.05", params, nullptr, unit);
+  row("min_p 0.05", params, nullptr, unit);
   params = SamplingParams();
   params.repetition_penalty = 1.1;
   params.frequency_penalty = 0.2;
-  bench("penalties, greedy", params, nullptr, unit);
-  bench("penalties, mask", params, std::make_shared<EveryEighth>(), unit);
+  row("penalties, greedy", params, nullptr, unit);
+  row("penalties, mask", params, std::make_shared<EveryEighth>(), unit);
   params = sampled;
   params.logprobs = 5;
   TokenLogprobs told;

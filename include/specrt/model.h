@@ -148,6 +148,7 @@ class SPECRT_API ModelBuilder {
   Model build();
 
  private:
+  const TensorTarget& target_of(const std::string& name) const;
   const TensorTarget& claim(const std::string& name, std::span<const std::int64_t> shape);
 
   std::unique_ptr<ModelData> data_;

@@ -7,6 +7,7 @@
 
 #include "cpu/vec_avx512.h"
 // After the vectors:
+#include "cpu/amx_config.h"
 #include "cpu/body_write.h"
 
 namespace specrt::cpu {
@@ -16,21 +17,12 @@ constexpr std::int64_t kRowTile = 16;
 constexpr std::int64_t kPairBytes = kPanel * 4;       // a line of a step: a pair or quad of k
 constexpr std::int64_t kStepBytes = 16 * kPairBytes;  // a step of a panel
 constexpr std::int64_t kXStepBytes = kRowTile * 64;   // a step of a tile of rows
-constexpr std::int64_t kBlockSteps = 16;      // steps of a block that is fetched before its use
-constexpr std::int64_t kHeader = kPanel * 4;  // of a quantised panel
-constexpr std::int64_t kChunk = 8;            // steps that all rows use while they are near
-constexpr std::int64_t kExpandChunk = 2;      // steps expanded at once
-constexpr std::int64_t kTilesHeld = 8;        // tiles of rows whose sums are kept meanwhile
+constexpr std::int64_t kBlockSteps = 16;  // steps of a block that is fetched before its use
+constexpr std::int64_t kChunk = 8;        // steps that all rows use while they are near
+constexpr std::int64_t kExpandChunk = 2;  // steps expanded at once
+constexpr std::int64_t kTilesHeld = 8;    // tiles of rows whose sums are kept meanwhile
 constexpr std::int64_t kSumsStride = kPanel * 4;
 constexpr std::int64_t kTileSums = kRowTile * kPanel;  // sums of a tile of rows of a panel
-
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1;
-  std::uint8_t start_row = 0;
-  std::uint8_t reserved[14] = {};
-  std::uint16_t columns[16] = {};
-  std::uint8_t rows[16] = {};
-};
 
 /// Tiles 0-3 accumulate, 4-5 hold rows of x, 6-7 weights.
 void configure(std::int64_t rows) {
@@ -91,7 +83,7 @@ SPECRT_INLINE void fetch_ahead(const char* w, std::int64_t step) {
 struct Bf16 {
   static constexpr bool kInteger = false;
   static constexpr bool kExpands = false;
-  static std::int64_t steps_of(std::int64_t k) { return (k + 31) / 32; }
+  static std::int64_t steps_of(std::int64_t k) { return packed::steps_of(k); }
   static std::int64_t panel_bytes(std::int64_t k) { return (k + 1) / 2 * kPairBytes; }
   /// Steps whose 32 of k all exist.
   static std::int64_t whole_steps(std::int64_t k) { return k / 32; }
@@ -111,26 +103,30 @@ struct Bf16 {
 struct W8a8 {
   static constexpr bool kInteger = true;
   static constexpr bool kExpands = false;
-  static std::int64_t steps_of(std::int64_t k) { return (k + 63) / 64; }
-  static std::int64_t panel_bytes(std::int64_t k) { return kHeader + steps_of(k) * kStepBytes; }
+  static std::int64_t steps_of(std::int64_t k) { return packed::w8a8_steps_of(k); }
+  static std::int64_t panel_bytes(std::int64_t k) {
+    return packed::kHeader + steps_of(k) * kStepBytes;
+  }
   static std::int64_t whole_steps(std::int64_t k) { return steps_of(k); }
   static const char* chunk(const char* panel, std::int64_t, std::int64_t first, std::int64_t,
                            char*) {
-    return panel + kHeader + first * kStepBytes;
+    return panel + packed::kHeader + first * kStepBytes;
   }
 };
 
 struct Int8 {
   static constexpr bool kInteger = false;
   static constexpr bool kExpands = true;
-  static constexpr std::int64_t kStored = 32 * kPanel;  // bytes of a step
-  static std::int64_t steps_of(std::int64_t k) { return (k + 31) / 32; }
-  static std::int64_t panel_bytes(std::int64_t k) { return kHeader + steps_of(k) * kStored; }
+  static constexpr std::int64_t kStored = packed::kInt8Step;
+  static std::int64_t steps_of(std::int64_t k) { return packed::steps_of(k); }
+  static std::int64_t panel_bytes(std::int64_t k) {
+    return packed::kHeader + steps_of(k) * kStored;
+  }
   static std::int64_t whole_steps(std::int64_t k) { return steps_of(k); }
   static const char* chunk(const char* panel, std::int64_t, std::int64_t first, std::int64_t count,
                            char* room) {
     const auto* scales = reinterpret_cast<const float*>(panel);
-    const char* from = panel + kHeader + first * kStored;
+    const char* from = panel + packed::kHeader + first * kStored;
     const F s0 = load_twice(scales), s1 = load_twice(scales + 8);
     const F s2 = load_twice(scales + 16), s3 = load_twice(scales + 24);
     char* to = room;
@@ -149,10 +145,11 @@ struct Int8 {
 struct Int4 {
   static constexpr bool kInteger = false;
   static constexpr bool kExpands = true;
-  static constexpr std::int64_t kScales = 2 * kPanel * 2;
-  static constexpr std::int64_t kStored = kScales + 32 * kPanel / 2;
-  static std::int64_t steps_of(std::int64_t k) { return (k + 31) / 32; }
-  static std::int64_t panel_bytes(std::int64_t k) { return kHeader + steps_of(k) * kStored; }
+  static constexpr std::int64_t kStored = packed::kInt4Step;
+  static std::int64_t steps_of(std::int64_t k) { return packed::steps_of(k); }
+  static std::int64_t panel_bytes(std::int64_t k) {
+    return packed::kHeader + steps_of(k) * kStored;
+  }
   static std::int64_t whole_steps(std::int64_t k) { return steps_of(k); }
 
   /// Scale and minimum of the eight outputs from 8 * group on, each for two lanes.
@@ -171,7 +168,7 @@ struct Int4 {
   static const char* chunk(const char* panel, std::int64_t, std::int64_t first, std::int64_t count,
                            char* room) {
     const auto* kinds = reinterpret_cast<const float*>(panel);
-    const char* from = panel + kHeader + first * kStored;
+    const char* from = panel + packed::kHeader + first * kStored;
     char* to = room;
     for (std::int64_t step = 0; step < count; ++step, from += kStored, to += kStepBytes) {
       fetch_ahead<kStored, 2>(from, first + step);
@@ -180,7 +177,7 @@ struct Int4 {
         scales_of(kinds, from, 2 * tile, s0, m0);
         scales_of(kinds, from, 2 * tile + 1, s1, m1);
         for (int half = 0; half < 2; ++half) {
-          const char* lines = from + kScales + (4 * tile + half) * 64;
+          const char* lines = from + packed::kInt4Scales + (4 * tile + half) * 64;
           const I w0 = load_pairs(lines);
           const I w1 = load_pairs(lines + 128);
           char* out = to + half * 8 * kPairBytes + tile * 64;

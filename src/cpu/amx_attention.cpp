@@ -11,6 +11,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "cpu/body_math.h"
 // After the exponential:
+#include "cpu/amx_config.h"
 #include "cpu/body_attention_vector.h"
 #pragma GCC diagnostic pop
 
@@ -26,14 +27,6 @@ constexpr std::int64_t kStep = 32;  // of head_dim, in one product of a tile
 
 // Groups are filled up with columns of zeros, so that heads of few rows take more than their share.
 constexpr std::int64_t kMostPrepared = 2 * kMaxHeadGroup * kMaxHeadDim;
-
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1;
-  std::uint8_t start_row = 0;
-  std::uint8_t reserved[14] = {};
-  std::uint16_t columns[16] = {};
-  std::uint8_t rows[16] = {};
-};
 
 std::int64_t steps_of(std::int64_t dim) { return (dim + kStep - 1) / kStep; }
 std::int64_t blocks_of(std::int64_t dim) { return (dim + kColumns - 1) / kColumns; }
@@ -469,15 +462,12 @@ void tile_attention(const AttentionArgs& args, std::int64_t task_begin, std::int
     return;
   }
   if (task_begin >= task_end) return;
-  for (std::int64_t task = task_begin; task < task_end;) {
-    const AttentionUnit& unit = args.units[task / args.kv_heads];
-    const std::int64_t kv_head = task % args.kv_heads;
-    std::int64_t heads = heads_that_fit(args, unit);
-    heads = heads < args.kv_heads - kv_head ? heads : args.kv_heads - kv_head;
-    heads = heads < task_end - task ? heads : task_end - task;
-    TileTask(args, unit, kv_head, static_cast<int>(heads)).run(unit.segment);
-    task += heads;
-  }
+  for_head_runs(
+      args, task_begin, task_end,
+      [&](const AttentionUnit& unit) { return heads_that_fit(args, unit); },
+      [&](const AttentionUnit& unit, std::int64_t kv_head, int heads) {
+        TileTask(args, unit, kv_head, heads).run(unit.segment);
+      });
   _tile_release();
 }
 

@@ -154,17 +154,30 @@ SPECRT_INLINE std::int64_t heads_at_once(const AttentionArgs& args, const Attent
   return most < 1 ? 1 : most;
 }
 
-template <typename T>
-void attend(const AttentionArgs& args, std::int64_t task_begin, std::int64_t task_end) {
-  for (std::int64_t task = task_begin; task < task_end;) {
+/// Calls body(unit, first kv head, heads) over tasks [begin, end), as many heads of a unit at once
+/// as heads_of(unit) says.
+template <typename HeadsOf, typename Body>
+SPECRT_INLINE void for_head_runs(const AttentionArgs& args, std::int64_t begin, std::int64_t end,
+                                 const HeadsOf& heads_of, const Body& body) {
+  for (std::int64_t task = begin; task < end;) {
     const AttentionUnit& unit = args.units[task / args.kv_heads];
     const std::int64_t kv_head = task % args.kv_heads;
-    std::int64_t heads = heads_at_once(args, unit);
+    std::int64_t heads = heads_of(unit);
     heads = heads < args.kv_heads - kv_head ? heads : args.kv_heads - kv_head;
-    heads = heads < task_end - task ? heads : task_end - task;
-    VectorTask<T>(args, unit, kv_head, static_cast<int>(heads)).run(unit.segment);
+    heads = heads < end - task ? heads : end - task;
+    body(unit, kv_head, static_cast<int>(heads));
     task += heads;
   }
+}
+
+template <typename T>
+void attend(const AttentionArgs& args, std::int64_t task_begin, std::int64_t task_end) {
+  for_head_runs(
+      args, task_begin, task_end,
+      [&](const AttentionUnit& unit) { return heads_at_once(args, unit); },
+      [&](const AttentionUnit& unit, std::int64_t kv_head, int heads) {
+        VectorTask<T>(args, unit, kv_head, heads).run(unit.segment);
+      });
 }
 
 void attention(const AttentionArgs& args, std::int64_t task_begin, std::int64_t task_end) {

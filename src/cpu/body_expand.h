@@ -7,14 +7,12 @@
 namespace specrt::cpu {
 namespace {
 
-constexpr std::int64_t kQuantHeader = kPanel * 4;
-constexpr std::int64_t kExpandedStep = 32;  // k of a step, of both formats
 // A step of a panel, expanded: [16 pairs][32][2] bf16, as PairWeight reads it.
-constexpr std::int64_t kExpandedBytes = kExpandedStep * kPanel * 2;
+constexpr std::int64_t kExpandedBytes = packed::kStep * kPanel * 2;
 constexpr int kPairLanes = static_cast<int>(kPanel) * 2;
 
 struct Int8Weight {
-  static constexpr std::int64_t kStepBytes = kExpandedStep * kPanel;
+  static constexpr std::int64_t kStepBytes = packed::kInt8Step;
 
   /// `step` is a step of the panel at `panel`.
   static SPECRT_INLINE void expand(const char* panel, const char* step, std::uint16_t* out) {
@@ -31,8 +29,7 @@ struct Int8Weight {
 };
 
 struct Int4Weight {
-  static constexpr std::int64_t kScaleBytes = 2 * kPanel * 2;
-  static constexpr std::int64_t kStepBytes = kScaleBytes + kExpandedStep * kPanel / 2;
+  static constexpr std::int64_t kStepBytes = packed::kInt4Step;
 
   static SPECRT_INLINE void expand(const char* panel, const char* step, std::uint16_t* out) {
     const auto* kinds = reinterpret_cast<const float*>(panel);
@@ -52,7 +49,8 @@ struct Int4Weight {
       const F minimum = load_twice(minima + lane / 2);
       for (int half = 0; half < 2; ++half) {
         // Line 2g + half, with g = lane / 16.
-        const I word = load_pairs(step + kScaleBytes + (lane / 16 * 2 + half) * 64 + lane % 16 * 4);
+        const I word =
+            load_pairs(step + packed::kInt4Scales + (lane / 16 * 2 + half) * 64 + lane % 16 * 4);
         std::uint16_t* to = out + half * 8 * kPairLanes + lane;
 #pragma GCC unroll 8
         for (int pair = 0; pair < 8; ++pair) {

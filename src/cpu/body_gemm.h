@@ -192,16 +192,16 @@ struct Expanded {
   static constexpr std::int64_t kPerStep = 2;
   static constexpr std::int64_t kBlockSteps = kExpandBlock / kStepBytes;
   static std::int64_t panel_bytes(std::int64_t k) {
-    return kQuantHeader + (k + kExpandedStep - 1) / kExpandedStep * Quantised::kStepBytes;
+    return packed::kHeader + packed::steps_of(k) * Quantised::kStepBytes;
   }
   SPECRT_INLINE void block(Tile& t, const char* panel, std::int64_t panel_size, std::int64_t panels,
                            std::int64_t step, std::int64_t, std::int64_t k) {
-    const std::int64_t first = step * 2 / kExpandedStep;
-    const std::int64_t all = (k + kExpandedStep - 1) / kExpandedStep;
-    const std::int64_t wanted = first + (t.steps * 2 + kExpandedStep - 1) / kExpandedStep;
+    const std::int64_t first = step * 2 / packed::kStep;
+    const std::int64_t all = packed::steps_of(k);
+    const std::int64_t wanted = first + (t.steps * 2 + packed::kStep - 1) / packed::kStep;
     for (std::int64_t p = 0; p < panels; ++p, panel += panel_size) {
       auto* to = reinterpret_cast<std::uint16_t*>(expanded + p * kExpandBlock);
-      const char* from = panel + kQuantHeader + first * Quantised::kStepBytes;
+      const char* from = panel + packed::kHeader + first * Quantised::kStepBytes;
       for (std::int64_t i = first; i < wanted && i < all; ++i) {
         for (std::int64_t line = 0; line < Quantised::kStepBytes; line += 64) {
           __builtin_prefetch(from + kExpandAhead + line);

@@ -8,8 +8,7 @@
 namespace specrt::cpu {
 namespace {
 
-constexpr std::int64_t kDotStep = 64;  // k of a step
-constexpr std::int64_t kDotStepBytes = kDotStep * kPanel;
+constexpr std::int64_t kDotStep = packed::kW8a8K;
 constexpr std::int64_t kPreparedTile = 16;  // rows
 
 /// One row's scale; its codes go to out[0, kDotStep), out[kPreparedTile * kDotStep, ...) and so on.
@@ -38,7 +37,7 @@ SPECRT_INLINE float prepare_row(const float* x, std::int64_t k, std::int8_t* out
 
 void prepare_w8a8(const float* x, std::int64_t rows, std::int64_t x_stride, std::int64_t k,
                   std::int64_t row_begin, std::int64_t row_end, void* out) {
-  const std::int64_t steps = (k + kDotStep - 1) / kDotStep;
+  const std::int64_t steps = packed::w8a8_steps_of(k);
   auto* codes = static_cast<std::int8_t*>(out);
   auto* scales = reinterpret_cast<float*>(codes + prepared_scales(rows, k));
   for (std::int64_t row = row_begin; row < row_end; ++row) {
@@ -61,7 +60,7 @@ SPECRT_INLINE void dot_rows(const char* panel, const char* x, std::int64_t steps
                             const float* scales, float* sums) {
   constexpr int kVectors = static_cast<int>(kPanel) / kWidth;
   const auto* output_scales = reinterpret_cast<const float*>(panel);
-  const auto* w = reinterpret_cast<const std::int8_t*>(panel + kPanel * 4);
+  const auto* w = reinterpret_cast<const std::int8_t*>(panel + packed::kHeader);
   Dot acc[R][kVectors];
   for (int i = 0; i < R * kVectors; ++i) acc[i / kVectors][i % kVectors] = no_dot();
   for (std::int64_t step = 0; step < steps; ++step, x += kPreparedTile * kDotStep) {
@@ -88,8 +87,8 @@ SPECRT_INLINE void dot_rows(const char* panel, const char* x, std::int64_t steps
 }
 
 void gemm_w8a8(const GemmArgs& args, std::int64_t begin, std::int64_t end) {
-  const std::int64_t steps = (args.k + kDotStep - 1) / kDotStep;
-  const std::int64_t panel_size = kPanel * 4 + steps * kDotStepBytes;
+  const std::int64_t steps = packed::w8a8_steps_of(args.k);
+  const std::int64_t panel_size = packed::kHeader + steps * packed::kW8a8Step;
   const std::int64_t unit = args.gate == Gate::none ? 1 : 2;
   const char* weight = static_cast<const char*>(args.weight);
   const char* prepared = static_cast<const char*>(args.prepared);

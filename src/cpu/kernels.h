@@ -43,6 +43,17 @@ inline constexpr std::int64_t kVocabChunk = 4096;
 //         what GPTQ and AWQ mean; where it is 0, they are what they are.
 //   w8a8  [panels] of 32 scales, then [steps of 64 k][16 quads][32][4] of q
 // N is padded to whole panels and K to whole pairs or steps, with zeros.
+namespace packed {
+inline constexpr std::int64_t kHeader = kPanel * 4;        ///< of a quantised panel, bytes
+inline constexpr std::int64_t kStep = 32;                  ///< k of a step of int8, a group of int4
+inline constexpr std::int64_t kInt8Step = kStep * kPanel;  ///< bytes
+inline constexpr std::int64_t kInt4Scales = 2 * kPanel * 2;
+inline constexpr std::int64_t kInt4Step = kInt4Scales + kStep * kPanel / 2;
+inline constexpr std::int64_t kW8a8K = 64;
+inline constexpr std::int64_t kW8a8Step = kW8a8K * kPanel;
+inline constexpr std::int64_t steps_of(std::int64_t k) { return (k + kStep - 1) / kStep; }
+inline constexpr std::int64_t w8a8_steps_of(std::int64_t k) { return (k + kW8a8K - 1) / kW8a8K; }
+}  // namespace packed
 
 /// What a product of interleaved panels (gate, up, gate, up ...) makes of each pair of them.
 enum class Gate : std::uint8_t {

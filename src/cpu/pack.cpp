@@ -13,15 +13,6 @@
 namespace specrt::cpu {
 namespace {
 
-// Bytes of the quantised layouts, as kernels.h has them.
-constexpr std::int64_t kHeader = kPanel * 4;
-constexpr std::int64_t kStep8 = 32;
-constexpr std::int64_t kStep8Bytes = kStep8 * kPanel;
-constexpr std::int64_t kScaleBytes4 = 2 * kPanel * 2;
-constexpr std::int64_t kStep4Bytes = kScaleBytes4 + kGroup * kPanel / 2;
-constexpr std::int64_t kStepW8a8 = 64;
-constexpr std::int64_t kStepW8a8Bytes = kStepW8a8 * kPanel;
-
 std::int64_t panel_bytes(std::int64_t k, Precision precision) {
   switch (precision) {
     case Precision::f32:
@@ -29,11 +20,11 @@ std::int64_t panel_bytes(std::int64_t k, Precision precision) {
     case Precision::bf16:
       return kPanel * ((k + 1) / 2 * 2) * 2;
     case Precision::int8:
-      return kHeader + (k + kStep8 - 1) / kStep8 * kStep8Bytes;
+      return packed::kHeader + packed::steps_of(k) * packed::kInt8Step;
     case Precision::int4:
-      return kHeader + (k + kGroup - 1) / kGroup * kStep4Bytes;
+      return packed::kHeader + packed::steps_of(k) * packed::kInt4Step;
     case Precision::w8a8:
-      return kHeader + (k + kStepW8a8 - 1) / kStepW8a8 * kStepW8a8Bytes;
+      return packed::kHeader + packed::w8a8_steps_of(k) * packed::kW8a8Step;
   }
   return 0;
 }
@@ -46,9 +37,9 @@ std::int64_t place(std::int64_t lane, std::int64_t column, Precision precision) 
     case Precision::bf16:
       return (column / 2 * kPanel + lane) * 2 + column % 2;
     case Precision::int8:
-      return kHeader + (column / 2 * kPanel + lane) * 2 + column % 2;
+      return packed::kHeader + (column / 2 * kPanel + lane) * 2 + column % 2;
     case Precision::w8a8:
-      return kHeader + (column / 4 * kPanel + lane) * 4 + column % 4;
+      return packed::kHeader + (column / 4 * kPanel + lane) * 4 + column % 4;
     case Precision::int4:
       break;
   }
@@ -61,13 +52,13 @@ std::int64_t place4(std::int64_t lane, std::int64_t column, bool& high) {
   const std::int64_t line = lane / 8 * 2 + pair / 8;
   const std::int64_t word = lane % 8 * 2 + column % 2;
   high = pair % 2 != 0;
-  return kHeader + column / kGroup * kStep4Bytes + kScaleBytes4 + line * 64 + word * 4 +
-         pair % 8 / 2;
+  return packed::kHeader + column / kGroup * packed::kInt4Step + packed::kInt4Scales + line * 64 +
+         word * 4 + pair % 8 / 2;
 }
 
 /// int4: where a group's scale is; its minimum is kPanel halves behind.
 std::int64_t scale_place4(std::int64_t lane, std::int64_t group) {
-  return kHeader + group * kStep4Bytes + lane * 2;
+  return packed::kHeader + group * packed::kInt4Step + lane * 2;
 }
 
 void convert(float x, float& out) { out = x; }
@@ -104,7 +95,7 @@ void pack(const void* source, std::int64_t n, std::int64_t k, Precision to, cons
 
 /// One row of codes into its lane of a panel.
 void pack_row_codes(const QuantisedTensor& row, std::int64_t k, std::int64_t lane, char* panel) {
-  const std::int64_t groups = (k + kGroup - 1) / kGroup;
+  const std::int64_t groups = packed::steps_of(k);
   const auto set_float = [&](float value) { std::memcpy(panel + lane * 4, &value, sizeof value); };
   if (row.precision != Precision::int4) {
     set_float(row.scales[0]);
@@ -131,7 +122,7 @@ void pack_row_codes(const QuantisedTensor& row, std::int64_t k, std::int64_t lan
 
 void quantise_rows(const void* source, DType from, std::int64_t n, std::int64_t k, Precision to,
                    const PackedRows& rows, std::span<const float> importance, void* packed) {
-  const std::int64_t groups = (k + kGroup - 1) / kGroup;
+  const std::int64_t groups = packed::steps_of(k);
   std::vector<float> weights(static_cast<std::size_t>(k));
   std::vector<std::int8_t> codes(static_cast<std::size_t>(k));
   std::vector<float> scales(static_cast<std::size_t>(groups));
@@ -194,7 +185,7 @@ void pack_rows(const void* source, DType from, std::int64_t n, std::int64_t k, P
 void pack_codes(const QuantisedTensor& tensor, std::int64_t n, std::int64_t k,
                 const PackedRows& rows, void* packed) {
   const std::int64_t groups =
-      tensor.precision == Precision::int4 ? (k + kGroup - 1) / kGroup : std::int64_t{1};
+      tensor.precision == Precision::int4 ? packed::steps_of(k) : std::int64_t{1};
   for (std::int64_t r = 0; r < n; ++r) {
     QuantisedTensor row = tensor;
     row.codes += r * k;

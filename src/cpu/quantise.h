@@ -2,12 +2,12 @@
 
 #include <cstdint>
 
-#include "specrt/types.h"
+#include "cpu/kernels.h"
 
 namespace specrt::cpu {
 
 /// Inputs that share a scale and a minimum in int4.
-inline constexpr std::int64_t kGroup = 32;
+inline constexpr std::int64_t kGroup = packed::kStep;
 
 /// One output's k weights as int8 with one scale: q = round(w / scale), scale = max |w| / 127.
 /// False where a weight is not finite.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "decode/decoder_impl.h"
+#include "decode/runner_options.h"
 
 namespace specrt {
 namespace {
@@ -17,16 +18,7 @@ void require_cache(const DecoderOptions& options) {
 }  // namespace
 
 RunnerOptions runner_options(const DecoderOptions& options, bool with_team) {
-  RunnerOptions out;
-  out.kv_cache_bytes = options.kv_cache_bytes;
-  out.max_model_len = options.max_model_len;
-  out.max_batch_size = options.max_batch_size;
-  out.max_rows = options.max_rows;
-  out.block_size = options.block_size;
-  out.kv_cache_dtype = options.kv_cache_dtype;
-  out.prefix_reuse = options.enable_prefix_caching;
-  out.poison = options.check_invariants;
-  out.cpu_isa = options.cpu_isa;
+  RunnerOptions out = shared_runner_options(options);
   if (with_team) {
     out.team = options.team != nullptr
                    ? options.team

@@ -7,6 +7,7 @@
 
 #include "cpu/dispatch.h"
 #include "decode/choose.h"
+#include "decode/runner_options.h"
 #include "model/runner.h"
 #include "specrt/constraint.h"
 #include "specrt/drafter.h"
@@ -16,17 +17,8 @@ namespace specrt {
 namespace {
 
 RunnerOptions runner_options(const DraftModelOptions& options) {
-  RunnerOptions out;
-  out.kv_cache_bytes = options.kv_cache_bytes;
-  out.max_model_len = options.max_model_len;
-  out.max_batch_size = options.max_batch_size;
-  out.max_rows = options.max_rows;
-  out.block_size = options.block_size;
-  out.kv_cache_dtype = options.kv_cache_dtype;
-  out.prefix_reuse = options.enable_prefix_caching;
-  out.poison = options.check_invariants;
+  RunnerOptions out = shared_runner_options(options);
   out.team = options.team != nullptr ? options.team : std::make_shared<ThreadTeam>(options.threads);
-  out.cpu_isa = options.cpu_isa;
   return out;
 }
 

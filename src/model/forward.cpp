@@ -37,8 +37,7 @@ std::int64_t grain(const Matrix& matrix, cpu::Gate gate) {
 
 }  // namespace
 
-void Runner::gemm(const Matrix& matrix, const float* bias, const float* x, std::int64_t rows,
-                  float* y, std::int64_t y_stride, Add add, cpu::Gate gate) {
+cpu::GemmArgs Runner::product_of(const Matrix& matrix, const float* x, std::int64_t rows) const {
   cpu::GemmArgs args;
   args.x = x;
   args.rows = rows;
@@ -46,10 +45,16 @@ void Runner::gemm(const Matrix& matrix, const float* bias, const float* x, std::
   args.weight = matrix.data;
   args.n = matrix.n;
   args.k = matrix.k;
+  args.prepared = prepared_;
+  return args;
+}
+
+void Runner::gemm(const Matrix& matrix, const float* bias, const float* x, std::int64_t rows,
+                  float* y, std::int64_t y_stride, Add add, cpu::Gate gate) {
+  cpu::GemmArgs args = product_of(matrix, x, rows);
   args.bias = bias;
   args.y = y;
   args.y_stride = y_stride;
-  args.prepared = prepared_;
   args.accumulate = add == Add::yes;
   args.gate = gate;
   args.round = model_.precision() != Precision::f32;

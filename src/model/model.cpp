@@ -110,15 +110,19 @@ bool half_exact(const float* values, std::int64_t count) {
 
 }  // namespace
 
-const TensorTarget& ModelBuilder::claim(const std::string& name,
-                                        std::span<const std::int64_t> shape) {
+const TensorTarget& ModelBuilder::target_of(const std::string& name) const {
   if (data_ == nullptr)
     throw InvalidArgument("[model builder] expected an open builder, got a used one");
   const auto found = data_->layout.targets.find(name);
   if (found == data_->layout.targets.end()) {
     throw InvalidArgument(expected_got("tensor", "a canonical name of this config", name));
   }
-  const TensorTarget& target = found->second;
+  return found->second;
+}
+
+const TensorTarget& ModelBuilder::claim(const std::string& name,
+                                        std::span<const std::int64_t> shape) {
+  const TensorTarget& target = target_of(name);
   if (!std::equal(shape.begin(), shape.end(), target.shape.begin(), target.shape.end())) {
     throw InvalidArgument(
         expected_got(name, "shape " + shape_text(target.shape), shape_text(shape)));
@@ -128,13 +132,8 @@ const TensorTarget& ModelBuilder::claim(const std::string& name,
 }
 
 Precision ModelBuilder::precision_of(const std::string& name) const {
-  if (data_ == nullptr)
-    throw InvalidArgument("[model builder] expected an open builder, got a used one");
-  const auto found = data_->layout.targets.find(name);
-  if (found == data_->layout.targets.end()) {
-    throw InvalidArgument(expected_got("tensor", "a canonical name of this config", name));
-  }
-  return data_->layout.entries.at(found->second.entry).precision;
+  const TensorTarget& target = target_of(name);
+  return data_->layout.entries.at(target.entry).precision;
 }
 
 void ModelBuilder::set(const std::string& name, std::span<const std::int64_t> shape, DType dtype,
@@ -197,7 +196,7 @@ void ModelBuilder::set_quantised(const std::string& name, std::span<const std::i
   }
   const std::int64_t n = target.shape[0];
   const bool int4 = tensor.precision == Precision::int4;
-  const std::int64_t groups = int4 ? (entry.k + cpu::kGroup - 1) / cpu::kGroup : 1;
+  const std::int64_t groups = int4 ? cpu::packed::steps_of(entry.k) : 1;
   const std::int8_t lowest = int4 ? 0 : -128;
   const std::int8_t highest = int4 ? 15 : 127;
   if (!std::all_of(tensor.codes, tensor.codes + n * entry.k,

@@ -133,6 +133,8 @@ class Runner {
   void prepare(Precision precision, const float* x, std::int64_t rows, std::int64_t width,
                std::int64_t begin, std::int64_t end);
   void prepare(Precision precision, const float* x, std::int64_t rows, std::int64_t width);
+  /// The part of a product's arguments that follows from what is multiplied.
+  cpu::GemmArgs product_of(const Matrix& matrix, const float* x, std::int64_t rows) const;
   enum class Add : bool { no, yes };
   /// One parallel region; x, [rows, matrix.k], was prepared.
   void gemm(const Matrix& matrix, const float* bias, const float* x, std::int64_t rows, float* y,

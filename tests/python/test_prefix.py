@@ -57,29 +57,34 @@ class Blocks:
             self.seen.add(tuple(text[:end]))
 
 
+def alike(count: int, low: int, high: int) -> list[list[int]]:
+    """Prompts of tokens in [low, high), of which several begin alike."""
+    draw = np.random.default_rng(12)
+    phrase = (draw.integers(low, high, 7).tolist() * 8)[:48]
+    other = (draw.integers(low, high, 5).tolist() * 8)[:37]
+    starts = (phrase, other, phrase[:16], phrase[:33])
+    return [[*starts[i % 4], *draw.integers(low, high, i % 7).tolist()] for i in range(count)]
+
+
+def mixed(i: int, **options: Any) -> SamplingParams:
+    """The i-th request's parameters."""
+    return SamplingParams(
+        max_tokens=12 + i % 9,
+        seed=i % 3,
+        temperature=(0.0, 1.0)[i % 2],
+        repetition_penalty=(1.0, 1.2)[i % 5 == 0],
+        logprobs=1 if i % 3 == 0 else None,
+        **options,
+    )
+
+
 class Load:
     """Requests with shared beginnings, and what is right for each."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        draw = np.random.default_rng(12)
-        phrase = (draw.integers(97, 123, 7).tolist() * 8)[:48]
-        other = (draw.integers(97, 123, 5).tolist() * 8)[:37]
-        self.prompts: list[list[int]] = []
-        for i in range(24):
-            start = (phrase, other, phrase[:16], phrase[:33])[i % 4]
-            tail = draw.integers(97, 123, i % 7).tolist()
-            self.prompts.append([*start, *tail])
-        self.params = [
-            SamplingParams(
-                max_tokens=12 + i % 9,
-                seed=i % 3,
-                temperature=(0.0, 1.0)[i % 2],
-                repetition_penalty=(1.0, 1.2)[i % 5 == 0],
-                logprobs=1 if i % 3 == 0 else None,
-            )
-            for i in range(24)
-        ]
+        self.prompts = alike(24, 97, 123)
+        self.params = [mixed(i) for i in range(24)]
         with Engine(path, enable_prefix_caching=False, **OPTIONS) as engine:
             self.expected = engine.generate(self.prompts, self.params)
         self.texts = known(self.expected)

@@ -11,7 +11,7 @@ import pytest
 import tiny
 from helpers import Branching, HalfRight, Tally, assert_same, greedy, known
 from reference_sampler import target_logits
-from test_prefix import OPTIONS, Blocks, cached, counts
+from test_prefix import OPTIONS, Blocks, alike, cached, counts, mixed
 
 import specrt
 from specrt import Engine, RequestOutput, SamplingParams
@@ -73,24 +73,8 @@ class Load:
     """Requests with shared beginnings, several outputs of some, and what is right for each."""
 
     def __init__(self, model: Path) -> None:
-        draw = np.random.default_rng(12)
-        phrase = (draw.integers(0, V, 7).tolist() * 8)[:48]
-        other = (draw.integers(0, V, 5).tolist() * 8)[:37]
-        self.prompts: list[list[int]] = []
-        for i in range(16):
-            start = (phrase, other, phrase[:16], phrase[:33])[i % 4]
-            self.prompts.append([*start, *draw.integers(0, V, i % 7).tolist()])
-        self.params = [
-            SamplingParams(
-                max_tokens=12 + i % 9,
-                seed=i % 3,
-                temperature=(0.0, 1.0)[i % 2],
-                repetition_penalty=(1.0, 1.2)[i % 5 == 0],
-                logprobs=1 if i % 3 == 0 else None,
-                n=3 if i % 4 == 1 else 1,
-            )
-            for i in range(16)
-        ]
+        self.prompts = alike(16, 0, V)
+        self.params = [mixed(i, n=3 if i % 4 == 1 else 1) for i in range(16)]
         with Engine(model, enable_prefix_caching=False, **OPTIONS) as engine:
             self.expected = engine.generate(self.prompts, self.params)
         assert cached(self.expected) == [0] * 16

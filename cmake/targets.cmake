@@ -60,15 +60,20 @@ endif()
 
 # One unit per instruction-set level, and only that unit gets its flags.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
-  target_sources(specrt_objects PRIVATE src/cpu/amx.cpp src/cpu/amx_attention.cpp src/cpu/avx2.cpp src/cpu/avx512.cpp)
+  target_sources(specrt_objects PRIVATE src/cpu/amx.cpp src/cpu/amx_attention.cpp src/cpu/amx_int4.cpp
+                                        src/cpu/avx2.cpp src/cpu/avx512.cpp src/cpu/vnni.cpp)
   set_source_files_properties(src/cpu/avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
   set_source_files_properties(
     src/cpu/avx512.cpp PROPERTIES COMPILE_OPTIONS
                                   "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx2;-mfma;-mf16c")
   set_source_files_properties(
-    src/cpu/amx.cpp src/cpu/amx_attention.cpp
+    src/cpu/vnni.cpp
     PROPERTIES COMPILE_OPTIONS
-               "-mamx-tile;-mamx-bf16;-mamx-int8;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512bf16;-mavx2;-mfma;-mf16c")
+               "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512vnni;-mavx2;-mfma;-mf16c")
+  set_source_files_properties(
+    src/cpu/amx.cpp src/cpu/amx_attention.cpp src/cpu/amx_int4.cpp
+    PROPERTIES COMPILE_OPTIONS
+               "-mamx-tile;-mamx-bf16;-mamx-int8;-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512bf16;-mavx512vnni;-mavx2;-mfma;-mf16c")
 else()
   target_sources(specrt_objects PRIVATE src/cpu/no_x86.cpp)
 endif()

@@ -42,8 +42,7 @@ void measure(const Kernels& kernels, Precision precision, ThreadPool& pool, cons
   args.y = y.data();
   args.y_stride = c.n;
   args.gate = c.gate;
-  const auto prepare = precision == Precision::w8a8 ? kernels.prepare_w8a8 : kernels.prepare_bf16;
-  const bool prepares = precision != Precision::f32 && prepare != nullptr;
+  const Prepare prepare = kernels.prepare[static_cast<int>(precision)];
   const bench::Memory prepared((prepared_bytes(64, c.k) + 4095) / 4096 * 4096);
   args.prepared = prepared.data.get();
   const Gemm gemm = kernels.gemm[static_cast<int>(precision)];
@@ -56,7 +55,7 @@ void measure(const Kernels& kernels, Precision precision, ThreadPool& pool, cons
       args.weight = weights.data.get() + copy * bytes;
       copy = (copy + 1) % copies;
       const double begin = bench::now();
-      if (prepares) {
+      if (prepare != nullptr) {
         prepare(args.x, args.rows, args.x_stride, args.k, 0, prepared_rows(args.rows),
                 prepared.data.get());
       }

@@ -1,8 +1,8 @@
-// Products on the tile unit (AMX). Attention: amx_attention.cpp. Everything else is AVX-512's.
+// Products on the tile unit (AMX) of weights in the order that it reads: bf16, int8, w8a8. int4:
+// amx_int4.cpp; attention: amx_attention.cpp. Everything else is AVX-512's.
 //
-// A step is one A tile of up to 16 rows of x and, for each panel, two B tiles of 16 outputs: 32 of
-// k in bf16, 64 in int8. bf16 and w8a8 weights lie in the order that the unit reads; int8 and int4
-// are expanded to bf16 first, a few steps at a time, once for all rows. Every output is one
+// A step is one A tile of up to 16 lines of x (rows of bf16, or a row's planes of int8) and, for
+// each panel, two B tiles of 16 outputs: 32 of k in bf16, 64 in int8. Every output is one
 // accumulator over the steps in order, so rows, panels, splits and chunks change no bit.
 
 #include "cpu/vec_avx512.h"
@@ -17,9 +17,8 @@ constexpr std::int64_t kRowTile = 16;
 constexpr std::int64_t kPairBytes = kPanel * 4;       // a line of a step: a pair or quad of k
 constexpr std::int64_t kStepBytes = 16 * kPairBytes;  // a step of a panel
 constexpr std::int64_t kXStepBytes = kRowTile * 64;   // a step of a tile of rows
-constexpr std::int64_t kBlockSteps = 16;  // steps of a block that is fetched before its use
-constexpr std::int64_t kChunk = 8;        // steps that all rows use while they are near
-constexpr std::int64_t kExpandChunk = 2;  // steps expanded at once
+constexpr std::int64_t kBlockSteps = 32;  // steps of a block that is fetched before its use
+constexpr std::int64_t kChunk = 32;       // steps that all rows use while they are near
 constexpr std::int64_t kTilesHeld = 8;    // tiles of rows whose sums are kept meanwhile
 constexpr std::int64_t kSumsStride = kPanel * 4;
 constexpr std::int64_t kTileSums = kRowTile * kPanel;  // sums of a tile of rows of a panel
@@ -58,37 +57,43 @@ void prepare(const float* x, std::int64_t rows, std::int64_t x_stride, std::int6
   }
 }
 
-inline void store_pairs(char* to, F high, F low) {
-  _mm512_store_si512(to, reinterpret_cast<I>(_mm512_cvtne2ps_pbh(high, low)));
-}
+/// Lines of 64 bytes of a step's share of the block behind it, in each of four places: one
+/// sequential stream gets two thirds of what memory gives. Those who use a step several times ask
+/// for a part of them each time: what is asked for in a burst waits for the core's few slots, and
+/// all else with it.
+struct Ahead {
+  static constexpr std::int64_t kStreams = 4;
+  static constexpr std::int64_t kShare = kStepBytes / kStreams;
+  std::int64_t begin = 0;
+  std::int64_t end = kShare / 64;
 
-/// Asks for a step's share of the block behind the one whose step-th step lies at `w`: in several
-/// places at once, since one sequential stream gets two thirds of what memory gives.
-template <std::int64_t kBytes, std::int64_t kStreams>
-SPECRT_INLINE void fetch_ahead(const char* w, std::int64_t step) {
-  constexpr std::int64_t kShare = kBytes / kStreams;
-  static_assert(kShare % 64 == 0);
-  const std::int64_t inside = step % kBlockSteps;
-  const char* from = w + (kBlockSteps - inside) * kBytes + inside * kShare;
-  for (std::int64_t stream = 0; stream < kStreams; ++stream) {
-    for (std::int64_t line = 0; line < kShare; line += 64) {
-      _mm_prefetch(from + stream * kBlockSteps * kShare + line, _MM_HINT_T0);
+  static Ahead part(std::int64_t index, std::int64_t parts) {
+    return {kShare / 64 * index / parts, kShare / 64 * (index + 1) / parts};
+  }
+  /// `w` is where the step-th step lies.
+  SPECRT_INLINE void fetch(const char* w, std::int64_t step) const {
+    const std::int64_t inside = step % kBlockSteps;
+    const char* from = w + (kBlockSteps - inside) * kStepBytes + inside * kShare;
+    for (std::int64_t line = begin; line < end; ++line) {
+      for (std::int64_t stream = 0; stream < kStreams; ++stream) {
+        _mm_prefetch(from + stream * kBlockSteps * kShare + line * 64, _MM_HINT_T0);
+      }
     }
   }
-}
+};
 
-// Kinds of weights. `steps_of(k)` counts their steps; `chunk` gives steps [first, first + count) of
-// a panel as the tiles read them, in place or in `room`.
+// Kinds of weights. `steps_of(k)` counts their steps; `chunk` gives steps [first, ...) of a panel
+// as the tiles read them, in place or in `room`; `kPlanes` lines of x make a row.
 
 struct Bf16 {
   static constexpr bool kInteger = false;
-  static constexpr bool kExpands = false;
+  static constexpr Precision kPrecision = Precision::bf16;
+  static constexpr std::int64_t kPlanes = 1;
   static std::int64_t steps_of(std::int64_t k) { return packed::steps_of(k); }
   static std::int64_t panel_bytes(std::int64_t k) { return (k + 1) / 2 * kPairBytes; }
   /// Steps whose 32 of k all exist.
   static std::int64_t whole_steps(std::int64_t k) { return k / 32; }
-  static const char* chunk(const char* panel, std::int64_t k, std::int64_t first, std::int64_t,
-                           char* room) {
+  static const char* chunk(const char* panel, std::int64_t k, std::int64_t first, char* room) {
     const char* from = panel + first * kStepBytes;
     if (first < whole_steps(k)) return from;
     // The last step, filled up with zeros.
@@ -100,96 +105,18 @@ struct Bf16 {
   }
 };
 
-struct W8a8 {
+template <Precision kOfX>
+struct Int8 {
   static constexpr bool kInteger = true;
-  static constexpr bool kExpands = false;
-  static std::int64_t steps_of(std::int64_t k) { return packed::w8a8_steps_of(k); }
+  static constexpr Precision kPrecision = kOfX;
+  static constexpr std::int64_t kPlanes = kOfX == Precision::int8 ? 2 : 1;
+  static std::int64_t steps_of(std::int64_t k) { return packed::wide_steps_of(k); }
   static std::int64_t panel_bytes(std::int64_t k) {
     return packed::kHeader + steps_of(k) * kStepBytes;
   }
   static std::int64_t whole_steps(std::int64_t k) { return steps_of(k); }
-  static const char* chunk(const char* panel, std::int64_t, std::int64_t first, std::int64_t,
-                           char*) {
+  static const char* chunk(const char* panel, std::int64_t, std::int64_t first, char*) {
     return panel + packed::kHeader + first * kStepBytes;
-  }
-};
-
-struct Int8 {
-  static constexpr bool kInteger = false;
-  static constexpr bool kExpands = true;
-  static constexpr std::int64_t kStored = packed::kInt8Step;
-  static std::int64_t steps_of(std::int64_t k) { return packed::steps_of(k); }
-  static std::int64_t panel_bytes(std::int64_t k) {
-    return packed::kHeader + steps_of(k) * kStored;
-  }
-  static std::int64_t whole_steps(std::int64_t k) { return steps_of(k); }
-  static const char* chunk(const char* panel, std::int64_t, std::int64_t first, std::int64_t count,
-                           char* room) {
-    const auto* scales = reinterpret_cast<const float*>(panel);
-    const char* from = panel + packed::kHeader + first * kStored;
-    const F s0 = load_twice(scales), s1 = load_twice(scales + 8);
-    const F s2 = load_twice(scales + 16), s3 = load_twice(scales + 24);
-    char* to = room;
-    for (std::int64_t step = 0; step < count; ++step) {
-      fetch_ahead<kStored, 4>(from, first + step);
-      for (int pair = 0; pair < 16; ++pair, from += 64, to += kPairBytes) {
-        const auto* codes = reinterpret_cast<const std::int8_t*>(from);
-        store_pairs(to, mul(load_i8(codes + 16), s1), mul(load_i8(codes), s0));
-        store_pairs(to + 64, mul(load_i8(codes + 48), s3), mul(load_i8(codes + 32), s2));
-      }
-    }
-    return room;
-  }
-};
-
-struct Int4 {
-  static constexpr bool kInteger = false;
-  static constexpr bool kExpands = true;
-  static constexpr std::int64_t kStored = packed::kInt4Step;
-  static std::int64_t steps_of(std::int64_t k) { return packed::steps_of(k); }
-  static std::int64_t panel_bytes(std::int64_t k) {
-    return packed::kHeader + steps_of(k) * kStored;
-  }
-  static std::int64_t whole_steps(std::int64_t k) { return steps_of(k); }
-
-  /// Scale and minimum of the eight outputs from 8 * group on, each for two lanes.
-  static SPECRT_INLINE void scales_of(const float* kinds, const char* step, int group, F& scale,
-                                      F& minimum) {
-    const auto eight = [&](const char* at) {
-      const I twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-      const __m256 x = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
-      return _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(x));
-    };
-    scale = eight(step + group * 16);
-    const F kind = load_twice(kinds + group * 8);
-    minimum = mul(eight(step + kPanel * 2 + group * 16), fma(kind, scale, sub(set1(1.0f), kind)));
-  }
-
-  static const char* chunk(const char* panel, std::int64_t, std::int64_t first, std::int64_t count,
-                           char* room) {
-    const auto* kinds = reinterpret_cast<const float*>(panel);
-    const char* from = panel + packed::kHeader + first * kStored;
-    char* to = room;
-    for (std::int64_t step = 0; step < count; ++step, from += kStored, to += kStepBytes) {
-      fetch_ahead<kStored, 2>(from, first + step);
-      for (int tile = 0; tile < 2; ++tile) {
-        F s0, s1, m0, m1;
-        scales_of(kinds, from, 2 * tile, s0, m0);
-        scales_of(kinds, from, 2 * tile + 1, s1, m1);
-        for (int half = 0; half < 2; ++half) {
-          const char* lines = from + packed::kInt4Scales + (4 * tile + half) * 64;
-          const I w0 = load_pairs(lines);
-          const I w1 = load_pairs(lines + 128);
-          char* out = to + half * 8 * kPairBytes + tile * 64;
-#pragma GCC unroll 8
-          for (int pair = 0; pair < 8; ++pair) {
-            store_pairs(out + pair * kPairBytes, fma(nibble(w1, 4 * pair), s1, m1),
-                        fma(nibble(w0, 4 * pair), s0, m0));
-          }
-        }
-      }
-    }
-    return room;
   }
 };
 
@@ -211,13 +138,11 @@ SPECRT_INLINE void clear_sums() {
 }
 
 // One tile of rows against two panels: accumulators 0 and 1 of the first, 2 and 3 of the second.
-template <bool kInteger, bool kAheadOfUse>
+template <bool kInteger>
 inline void two_panels(const char* x, const char* w0, const char* w1, std::int64_t steps) {
   for (std::int64_t step = 0; step < steps; ++step) {
-    if constexpr (kAheadOfUse) {
-      fetch_ahead<kStepBytes, 4>(w0, step);
-      fetch_ahead<kStepBytes, 4>(w1, step);
-    }
+    Ahead().fetch(w0, step);
+    Ahead().fetch(w1, step);
     _tile_loadd(4, x, 64);
     _tile_loadd(6, w0, kPairBytes);
     _tile_loadd(7, w0 + 64, kPairBytes);
@@ -237,9 +162,9 @@ inline void two_panels(const char* x, const char* w0, const char* w1, std::int64
 // second.
 template <bool kInteger>
 inline void two_row_tiles(const char* x0, const char* x1, const char* w, std::int64_t steps,
-                          bool ahead) {
+                          const Ahead& ahead) {
   for (std::int64_t step = 0; step < steps; ++step) {
-    if (ahead) fetch_ahead<kStepBytes, 4>(w, step);
+    ahead.fetch(w, step);
     _tile_loadd(6, w, kPairBytes);
     _tile_loadd(7, w + 64, kPairBytes);
     _tile_loadd(4, x0, 64);
@@ -254,25 +179,33 @@ inline void two_row_tiles(const char* x0, const char* x1, const char* w, std::in
   }
 }
 
-/// Whole numbers of one tile of rows to what they stand for.
+/// Whole numbers of one tile of lines to what its rows stand for, in the rows' places.
+template <std::int64_t kPlanes>
 inline void scale_sums(const float* output_scales, const float* row_scales, std::int64_t rows,
                        float* sums) {
-  const F low = load(output_scales), high = load(output_scales + 16);
-  for (std::int64_t r = 0; r < rows; ++r, sums += kPanel) {
+  const F scales[2] = {load(output_scales), load(output_scales + 16)};
+  for (std::int64_t r = 0; r < rows; ++r) {
     const F row = set1(row_scales[r]);
-    const F a = _mm512_cvtepi32_ps(_mm512_load_si512(sums));
-    const F b = _mm512_cvtepi32_ps(_mm512_load_si512(sums + 16));
-    store(sums, mul(mul(a, low), row));
-    store(sums + 16, mul(mul(b, high), row));
+    const float* line = sums + r * kPlanes * kPanel;
+    for (int v = 0; v < 2; ++v) {
+      F sum = _mm512_cvtepi32_ps(_mm512_load_si512(line + v * 16));
+      if constexpr (kPlanes == 2) {
+        const F low = _mm512_cvtepi32_ps(_mm512_load_si512(line + kPanel + v * 16));
+        sum = fma(sum, set1(256.0f), low);
+      }
+      store(sums + r * kPanel + v * 16, mul(mul(sum, scales[v]), row));
+    }
   }
 }
 
 /// One call's share of a product: panels [begin, end), and up to kTilesHeld tiles of rows.
 template <typename W>
 struct Product {
+  static constexpr std::int64_t kTileRows = kRowTile / W::kPlanes;
+
   Product(const GemmArgs& all, std::int64_t first_tile, std::int64_t count)
       : args(all),
-        row(first_tile * kRowTile),
+        row(first_tile * kTileRows),
         tiles(count),
         steps(W::steps_of(all.k)),
         panel_bytes(W::panel_bytes(all.k)),
@@ -288,16 +221,15 @@ struct Product {
   std::int64_t x_tile_bytes;
   const char* x;
   const char* weight;
-  alignas(64) char room[2][kExpandChunk * kStepBytes];
+  alignas(64) char room[2][kStepBytes];
   alignas(64) float sums[2][kTilesHeld * kTileSums];
 
   std::int64_t rows_of(std::int64_t tile) const {
-    const std::int64_t left = args.rows - row - tile * kRowTile;
-    return left < kRowTile ? left : kRowTile;
+    const std::int64_t left = args.rows - row - tile * kTileRows;
+    return left < kTileRows ? left : kTileRows;
   }
 
-  /// Calls body(first, count) over the steps: few at a time where they are expanded or used by
-  /// many rows, and always the padded last one of bf16 alone.
+  /// Calls body(first, count) over the steps, always the padded last one of bf16 alone.
   template <typename Body>
   SPECRT_INLINE void for_chunks(std::int64_t chunk, const Body& body) const {
     const std::int64_t whole = W::whole_steps(args.k);
@@ -312,10 +244,10 @@ struct Product {
     const char* first_panel = weight + panel * panel_bytes;
     const char* second_panel = weight + second * panel_bytes;
     clear_sums();
-    for_chunks(W::kExpands ? kExpandChunk : steps, [&](std::int64_t first, std::int64_t count) {
-      const char* w0 = W::chunk(first_panel, args.k, first, count, room[0]);
-      const char* w1 = W::chunk(second_panel, args.k, first, count, room[1]);
-      two_panels<W::kInteger, !W::kExpands>(x + first * kXStepBytes, w0, w1, count);
+    for_chunks(steps, [&](std::int64_t first, std::int64_t count) {
+      const char* w0 = W::chunk(first_panel, args.k, first, room[0]);
+      const char* w1 = W::chunk(second_panel, args.k, first, room[1]);
+      two_panels<W::kInteger>(x + first * kXStepBytes, w0, w1, count);
     });
     _tile_stored(0, sums[0], kSumsStride);
     _tile_stored(1, sums[0] + 16, kSumsStride);
@@ -327,9 +259,8 @@ struct Product {
   void large(std::int64_t panel, float* out) {
     const char* at = weight + panel * panel_bytes;
     const bool keep = tiles <= 2;  // in the accumulators
-    const std::int64_t chunk = W::kExpands ? kExpandChunk : keep ? steps : kChunk;
-    for_chunks(chunk, [&](std::int64_t first, std::int64_t count) {
-      const char* w = W::chunk(at, args.k, first, count, room[0]);
+    for_chunks(keep ? steps : kChunk, [&](std::int64_t first, std::int64_t count) {
+      const char* w = W::chunk(at, args.k, first, room[0]);
       for (std::int64_t tile = 0; tile < tiles; tile += 2) {
         const std::int64_t other = tile + 1 < tiles ? tile + 1 : tile;
         float* sums0 = out + tile * kTileSums;
@@ -344,7 +275,7 @@ struct Product {
         }
         two_row_tiles<W::kInteger>(x + tile * x_tile_bytes + first * kXStepBytes,
                                    x + other * x_tile_bytes + first * kXStepBytes, w, count,
-                                   !W::kExpands && tile == 0);
+                                   Ahead::part(tile / 2, (tiles + 1) / 2));
         if (keep && first + count < steps) continue;
         _tile_stored(0, sums0, kSumsStride);
         _tile_stored(1, sums0 + 16, kSumsStride);
@@ -355,16 +286,17 @@ struct Product {
   }
 
   void finish(std::int64_t panel, std::int64_t panels) {
-    const auto* row_scales = reinterpret_cast<const float*>(
-        static_cast<const char*>(args.prepared) + prepared_scales(args.rows, args.k));
+    const PreparedCodes codes(args.rows, args.k, W::kPrecision);
+    const auto* row_scales =
+        reinterpret_cast<const float*>(static_cast<const char*>(args.prepared) + codes.scales());
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
-      const std::int64_t first = row + tile * kRowTile;
+      const std::int64_t first = row + tile * kTileRows;
       const std::int64_t rows = rows_of(tile);
       float* at[2] = {sums[0] + tile * kTileSums, sums[1] + tile * kTileSums};
       if constexpr (W::kInteger) {
         for (std::int64_t p = 0; p < panels; ++p) {
-          scale_sums(reinterpret_cast<const float*>(weight + (panel + p) * panel_bytes),
-                     row_scales + first, rows, at[p]);
+          scale_sums<W::kPlanes>(reinterpret_cast<const float*>(weight + (panel + p) * panel_bytes),
+                                 row_scales + first, rows, at[p]);
         }
       }
       if (args.gate != Gate::none) {
@@ -393,8 +325,9 @@ template <typename W>
 void gemm(const GemmArgs& args, std::int64_t begin, std::int64_t end) {
   if (args.rows <= 0 || begin >= end) return;
   const std::int64_t unit = args.gate == Gate::none ? 1 : 2;
-  const std::int64_t row_tiles = (args.rows + kRowTile - 1) / kRowTile;
-  configure(args.rows < kRowTile ? args.rows : kRowTile);
+  const std::int64_t lines = args.rows * W::kPlanes;
+  const std::int64_t row_tiles = (lines + kRowTile - 1) / kRowTile;
+  configure(lines < kRowTile ? lines : kRowTile);
   for (std::int64_t tile = 0; tile < row_tiles; tile += kTilesHeld) {
     const std::int64_t tiles = row_tiles - tile < kTilesHeld ? row_tiles - tile : kTilesHeld;
     Product<W>(args, tile, tiles).run(begin * unit, end * unit);
@@ -405,15 +338,16 @@ void gemm(const GemmArgs& args, std::int64_t begin, std::int64_t end) {
 }  // namespace
 
 void fill_amx_attention(Kernels& table);
+void fill_amx_int4(Kernels& table);
 
 void fill_amx(Kernels& table) {
   fill_amx_attention(table);
+  fill_amx_int4(table);
   table.name = "amx";
-  table.prepare_bf16 = prepare;
+  table.prepare[static_cast<int>(Precision::bf16)] = prepare;
   table.gemm[static_cast<int>(Precision::bf16)] = gemm<Bf16>;
-  table.gemm[static_cast<int>(Precision::int8)] = gemm<Int8>;
-  table.gemm[static_cast<int>(Precision::int4)] = gemm<Int4>;
-  table.gemm[static_cast<int>(Precision::w8a8)] = gemm<W8a8>;
+  table.gemm[static_cast<int>(Precision::int8)] = gemm<Int8<Precision::int8>>;
+  table.gemm[static_cast<int>(Precision::w8a8)] = gemm<Int8<Precision::w8a8>>;
 }
 
 bool has_amx_unit() { return true; }

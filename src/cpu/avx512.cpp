@@ -1,8 +1,8 @@
 #include "cpu/vec_avx512.h"
 // After the vectors:
+#include "cpu/body_codes.h"
 #include "cpu/body_gemm.h"
 #include "cpu/body_math.h"
-#include "cpu/body_w8a8.h"
 // After the exponential:
 #include "cpu/body_attention_vector.h"
 #include "cpu/body_kv.h"

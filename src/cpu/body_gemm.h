@@ -3,7 +3,6 @@
 // y (+)= x W^T + bias over packed panels. One accumulator per output runs over k in order, so how
 // many rows, panels or k a tile covers changes no bit. Include after a vec_*.h.
 
-#include "cpu/body_expand.h"
 #include "cpu/body_write.h"
 #include "cpu/kernels.h"
 
@@ -14,16 +13,12 @@ namespace {
 // for meanwhile, in several places at once: one sequential stream gets half of what memory gives.
 constexpr std::int64_t kWeightBlock = 32 * 1024;
 constexpr int kStreams = 4;
-// Quantised weights are expanded in blocks of this many bytes a panel, once for all rows held.
-constexpr std::int64_t kExpandBlock = 16 * 1024;
-// Stored bytes that are asked for before their expansion.
-constexpr std::int64_t kExpandAhead = 4 * 1024;
 // Rows whose partial sums are held at once; weights stream from memory once per so many rows.
 constexpr std::int64_t kRowsHeld = 96;
 // One step of a panel, a k of floats or a pair of k of bf16, is as long for both formats.
 constexpr std::int64_t kStepBytes = kPanel * 4;
+constexpr std::int64_t kBlockSteps = kWeightBlock / kStepBytes;
 
-// What tiles read: as stored, or as expanded.
 struct FloatWeight {
   static constexpr std::int64_t kPerStep = 1;
 };
@@ -167,71 +162,19 @@ struct TileOf {
                                          many<10>(), many<11>(), many<12>()};
 };
 
-/// Weights that tiles read where they are.
-template <typename Weight>
-struct Stored {
-  using Tiles = TileOf<Weight>;
-  static constexpr std::int64_t kPerStep = Weight::kPerStep;
-  static constexpr std::int64_t kBlockSteps = kWeightBlock / kStepBytes;
-  static std::int64_t panel_bytes(std::int64_t k) {
-    return (k + kPerStep - 1) / kPerStep * kStepBytes;
-  }
-  /// Points the tile at its steps, and prefetching at what follows them.
-  SPECRT_INLINE void block(Tile& t, const char* panel, std::int64_t panel_size, std::int64_t panels,
-                           std::int64_t step, std::int64_t steps, std::int64_t) {
-    t.w = panel + step * kStepBytes;
-    t.w_stride = panel_size;
-    t.next = step + t.steps < steps ? t.w + t.steps * kStepBytes : panel + panels * panel_size;
-  }
-};
-
-/// Weights that are expanded to pairs of bf16 a block at a time.
-template <typename Quantised>
-struct Expanded {
-  using Tiles = TileOf<PairWeight>;
-  static constexpr std::int64_t kPerStep = 2;
-  static constexpr std::int64_t kBlockSteps = kExpandBlock / kStepBytes;
-  static std::int64_t panel_bytes(std::int64_t k) {
-    return packed::kHeader + packed::steps_of(k) * Quantised::kStepBytes;
-  }
-  SPECRT_INLINE void block(Tile& t, const char* panel, std::int64_t panel_size, std::int64_t panels,
-                           std::int64_t step, std::int64_t, std::int64_t k) {
-    const std::int64_t first = step * 2 / packed::kStep;
-    const std::int64_t all = packed::steps_of(k);
-    const std::int64_t wanted = first + (t.steps * 2 + packed::kStep - 1) / packed::kStep;
-    for (std::int64_t p = 0; p < panels; ++p, panel += panel_size) {
-      auto* to = reinterpret_cast<std::uint16_t*>(expanded + p * kExpandBlock);
-      const char* from = panel + packed::kHeader + first * Quantised::kStepBytes;
-      for (std::int64_t i = first; i < wanted && i < all; ++i) {
-        for (std::int64_t line = 0; line < Quantised::kStepBytes; line += 64) {
-          __builtin_prefetch(from + kExpandAhead + line);
-        }
-        Quantised::expand(panel, from, to);
-        from += Quantised::kStepBytes;
-        to += kExpandedBytes / 2;
-      }
-    }
-    t.w = expanded;
-    t.w_stride = kExpandBlock;
-    t.next = expanded;  // near already; asking for it costs little
-  }
-  alignas(64) char expanded[2 * kExpandBlock];
-};
-
 /// Blocks of weights outside, tiles of rows inside; each tile asks for its share of the block that
 /// follows.
-template <typename Source>
+template <typename Weight>
 SPECRT_INLINE void gemm_rows(const GemmArgs& args, std::int64_t row, std::int64_t rows,
                              std::int64_t begin, std::int64_t end) {
-  const std::int64_t steps = (args.k + Source::kPerStep - 1) / Source::kPerStep;
-  const bool half = args.k % Source::kPerStep != 0;
+  const std::int64_t steps = (args.k + Weight::kPerStep - 1) / Weight::kPerStep;
+  const bool half = args.k % Weight::kPerStep != 0;
   const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows;
-  const std::int64_t panel_size = Source::panel_bytes(args.k);
+  const std::int64_t panel_size = steps * kStepBytes;
   const std::int64_t unit = args.gate == Gate::none ? 1 : 2;  // panels that finish together
   const std::int64_t last = end * unit;
   const char* weight = static_cast<const char*>(args.weight);
   alignas(64) float sums[2 * kRowsHeld * kPanel];
-  Source source;
   Tile t = {};
   t.x_stride = args.x_stride * 4;
   t.sums_rows = rows;
@@ -240,19 +183,22 @@ SPECRT_INLINE void gemm_rows(const GemmArgs& args, std::int64_t row, std::int64_
     std::int64_t side = tiles == 1 ? tile_panels(static_cast<int>(rows)) : 1;
     if (panel + side > last) side = 1;
     const std::int64_t together = side > unit ? side : unit;
-    const auto& tile_of = side == 1 ? Source::Tiles::kOne : Source::Tiles::kMany;
+    const auto& tile_of = side == 1 ? TileOf<Weight>::kOne : TileOf<Weight>::kMany;
     for (std::int64_t p = 0; p < together; p += side) {
       const char* at = weight + (panel + p) * panel_size;
-      for (std::int64_t step = 0; step < steps; step += Source::kBlockSteps) {
-        t.steps = steps - step < Source::kBlockSteps ? steps - step : Source::kBlockSteps;
+      for (std::int64_t step = 0; step < steps; step += kBlockSteps) {
+        t.steps = steps - step < kBlockSteps ? steps - step : kBlockSteps;
         t.half = half && step + t.steps == steps;
         t.first = step == 0;
         t.apart = t.steps * kStepBytes / kStreams;
-        source.block(t, at, panel_size, side, step, steps, args.k);
+        t.w = at + step * kStepBytes;
+        t.w_stride = panel_size;
+        // Prefetching follows with what comes next.
+        t.next = step + t.steps < steps ? t.w + t.steps * kStepBytes : at + side * panel_size;
         for (std::int64_t i = 0, r = 0; i < tiles; ++i) {
           const std::int64_t end_row = rows * (i + 1) / tiles;
           t.x = reinterpret_cast<const char*>(args.x + (row + r) * args.x_stride +
-                                              step * Source::kPerStep);
+                                              step * Weight::kPerStep);
           t.sums = sums + (p * rows + r) * kPanel;
           tile_of[end_row - r](t);
           t.next += t.steps * t.next_step;
@@ -271,11 +217,11 @@ SPECRT_INLINE void gemm_rows(const GemmArgs& args, std::int64_t row, std::int64_
   }
 }
 
-template <typename Source>
+template <typename Weight>
 void gemm(const GemmArgs& args, std::int64_t panel_begin, std::int64_t panel_end) {
   for (std::int64_t row = 0; row < args.rows; row += kRowsHeld) {
     const std::int64_t rows = args.rows - row < kRowsHeld ? args.rows - row : kRowsHeld;
-    gemm_rows<Source>(args, row, rows, panel_begin, panel_end);
+    gemm_rows<Weight>(args, row, rows, panel_begin, panel_end);
   }
 }
 

@@ -8,25 +8,6 @@
 namespace specrt::cpu {
 namespace {
 
-/// Calls body(i, lanes) over [0, n) in steps of a vector, lanes == kWidth but for the tail.
-template <typename Body>
-SPECRT_INLINE void for_vectors(std::int64_t n, const Body& body) {
-  std::int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) body(i, static_cast<std::int64_t>(kWidth));
-  if (i < n) body(i, n - i);
-}
-
-SPECRT_INLINE F load_lanes(const float* p, std::int64_t lanes) {
-  return lanes == kWidth ? load(p) : load_part(p, lanes);
-}
-SPECRT_INLINE void store_lanes(float* p, F x, std::int64_t lanes) {
-  if (lanes == kWidth) {
-    store(p, x);
-  } else {
-    store_part(p, x, lanes);
-  }
-}
-
 void rms_norm(const float* x, std::int64_t x_stride, const float* weight, float eps,
               std::int64_t rows, std::int64_t width, bool round, float* out,
               std::int64_t out_stride) {

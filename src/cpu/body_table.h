@@ -10,12 +10,9 @@ namespace {
 constexpr Kernels table_named(const char* name) {
   Kernels table = {};
   table.name = name;
-  table.prepare_w8a8 = prepare_w8a8;
-  table.gemm[static_cast<int>(Precision::f32)] = gemm<Stored<FloatWeight>>;
-  table.gemm[static_cast<int>(Precision::bf16)] = gemm<Stored<PairWeight>>;
-  table.gemm[static_cast<int>(Precision::int8)] = gemm<Expanded<Int8Weight>>;
-  table.gemm[static_cast<int>(Precision::int4)] = gemm<Expanded<Int4Weight>>;
-  table.gemm[static_cast<int>(Precision::w8a8)] = gemm_w8a8;
+  fill_codes(table);
+  table.gemm[static_cast<int>(Precision::f32)] = gemm<FloatWeight>;
+  table.gemm[static_cast<int>(Precision::bf16)] = gemm<PairWeight>;
   table.rms_norm = rms_norm;
   table.rope = rope;
   table.softcap = softcap;

@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "cpu/dispatch.h"
 #include "cpu/kernels.h"
 #include "specrt/cpu.h"
 #include "specrt/error.h"
@@ -27,6 +28,7 @@ namespace {
 struct Features {
   bool avx2 = false;
   bool avx512 = false;
+  bool vnni = false;
   bool amx = false;
 };
 
@@ -66,11 +68,12 @@ Features detect() {
   const bool f = bit(b, 16), dq = bit(b, 17), bw = bit(b, 30), vl = bit(b, 31);
   // Mask registers and both parts of zmm, beside the above.
   features.avx512 = features.avx2 && f && dq && bw && vl && (state & 0xE6u) == 0xE6u;
+  features.vnni = features.avx512 && bit(c, 11);
   const bool amx_bf16 = bit(d, 22), amx_tile = bit(d, 24), amx_int8 = bit(d, 25);
   bool avx512_bf16 = false;
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) avx512_bf16 = bit(a, 5);
   // Tile configuration and data, and the kernel's leave to use them.
-  features.amx = features.avx512 && amx_bf16 && amx_tile && amx_int8 && avx512_bf16 &&
+  features.amx = features.vnni && amx_bf16 && amx_tile && amx_int8 && avx512_bf16 &&
                  (state & 0x60000u) == 0x60000u && may_use_tiles();
   return features;
 }
@@ -174,8 +177,17 @@ const char* name_of(CpuIsa isa) {
   return "unknown";
 }
 
-std::vector<CpuIsa> available_cpu_isas() {
+namespace {
+const Features& features_here() {
   static const Features features = detect();
+  return features;
+}
+}  // namespace
+
+bool cpu::has_vnni() { return features_here().vnni; }
+
+std::vector<CpuIsa> available_cpu_isas() {
+  const Features& features = features_here();
   std::vector<CpuIsa> isas = {CpuIsa::scalar};
   if (features.avx2 && cpu::avx2_kernels() != nullptr) isas.push_back(CpuIsa::avx2);
   if (features.avx512 && cpu::avx512_kernels() != nullptr) isas.push_back(CpuIsa::avx512);

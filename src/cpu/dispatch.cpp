@@ -10,14 +10,30 @@
 
 namespace specrt::cpu {
 
-// The tile unit's own unit, which must not hold anything that runs elsewhere.
+// Units that must not hold anything that runs elsewhere.
+void fill_vnni(Kernels& table);
 void fill_amx(Kernels& table);
 bool has_amx_unit();
+
+namespace {
+
+Kernels with_vnni(const Kernels& plain) {
+  Kernels made = plain;
+  fill_vnni(made);
+  return made;
+}
+
+const Kernels& avx512_kernels_here() {
+  static const Kernels table = has_vnni() ? with_vnni(*avx512_kernels()) : *avx512_kernels();
+  return table;
+}
+
+}  // namespace
 
 const Kernels* amx_kernels() {
   if (!has_amx_unit() || avx512_kernels() == nullptr) return nullptr;
   static const Kernels table = [] {
-    Kernels made = *avx512_kernels();
+    Kernels made = with_vnni(*avx512_kernels());
     fill_amx(made);
     return made;
   }();
@@ -34,7 +50,7 @@ const Kernels& kernels_of(CpuIsa isa) {
     case CpuIsa::amx:
       return *amx_kernels();
     case CpuIsa::avx512:
-      return *avx512_kernels();
+      return avx512_kernels_here();
     case CpuIsa::avx2:
       return *avx2_kernels();
     case CpuIsa::scalar:

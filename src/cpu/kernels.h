@@ -35,24 +35,22 @@ inline constexpr std::int64_t kVocabChunk = 4096;
 //   f32   [panels][K][32]         element (n, k) at ((n/32 * K + k) * 32 + n%32)
 //   bf16  [panels][ceil(K/2)][32][2]  pairs of k beside each other, as AMX and vdpbf16ps read
 //         them: element (n, k) at (((n/32 * ceil(K/2) + k/2) * 32 + n%32) * 2 + k%2)
-//   int8  [panels] of 32 scales (fp32), then [steps of 32 k][16 pairs][32][2] of q
-//   int4  [panels] of 32 kinds (fp32), then for each step (a group) 32 scales and 32 minima (fp16)
-//         and 8 lines of 64 bytes: line 2g + b holds outputs 8g to 8g + 7, pairs of k 8b to 8b + 7;
-//         its 32-bit word 2i + j holds output 8g + i, odd or even k as j is, a nibble a pair, low
-//         ones first. Where an output's kind is 1, its minima count scales (a zero point): exactly
-//         what GPTQ and AWQ mean; where it is 0, they are what they are.
-//   w8a8  [panels] of 32 scales, then [steps of 64 k][16 quads][32][4] of q
-// N is padded to whole panels and K to whole pairs or steps, with zeros.
+//   int8, w8a8  [panels] of 32 scales (fp32), then [steps of 64 k][16 quads][32][4] of q
+//   int4  [panels] of 32 kinds (fp32), then for each group of 32 k: 32 scales and 32 minima (fp16)
+//         and 8 lines of 64 bytes. Line 4h + j holds outputs 16h to 16h + 15, four bytes each: byte
+//         i has k 4j + i of the group in its low half and k 16 + 4j + i in its high half. Where an
+//         output's kind is 1, its minima count scales (a zero point): exactly what GPTQ and AWQ
+//         mean; where it is 0, they are what they are.
+// N is padded to whole panels and K to whole pairs, steps or groups, with zeros.
 namespace packed {
-inline constexpr std::int64_t kHeader = kPanel * 4;        ///< of a quantised panel, bytes
-inline constexpr std::int64_t kStep = 32;                  ///< k of a step of int8, a group of int4
-inline constexpr std::int64_t kInt8Step = kStep * kPanel;  ///< bytes
-inline constexpr std::int64_t kInt4Scales = 2 * kPanel * 2;
+inline constexpr std::int64_t kHeader = kPanel * 4;  ///< of a quantised panel, bytes
+inline constexpr std::int64_t kStep = 32;  ///< k of a tile's step of bf16, a group of int4
+inline constexpr std::int64_t kInt4Scales = 2 * kPanel * 2;  ///< bytes of a group
 inline constexpr std::int64_t kInt4Step = kInt4Scales + kStep * kPanel / 2;
-inline constexpr std::int64_t kW8a8K = 64;
-inline constexpr std::int64_t kW8a8Step = kW8a8K * kPanel;
+inline constexpr std::int64_t kWide = 64;  ///< k of a step of int8
+inline constexpr std::int64_t kInt8Step = kWide * kPanel;
 inline constexpr std::int64_t steps_of(std::int64_t k) { return (k + kStep - 1) / kStep; }
-inline constexpr std::int64_t w8a8_steps_of(std::int64_t k) { return (k + kW8a8K - 1) / kW8a8K; }
+inline constexpr std::int64_t wide_steps_of(std::int64_t k) { return (k + kWide - 1) / kWide; }
 }  // namespace packed
 
 /// What a product of interleaved panels (gate, up, gate, up ...) makes of each pair of them.
@@ -72,7 +70,7 @@ struct GemmArgs {
   const float* bias = nullptr;  ///< [n] or null
   float* y = nullptr;           ///< [rows, y_stride]
   std::int64_t y_stride = 0;
-  /// What Kernels::prepare_bf16 or prepare_w8a8 made of x; where there is such a function, the
+  /// What Kernels::prepare made of x for this precision; where there is such a function, the
   /// product reads only this.
   const void* prepared = nullptr;
   bool accumulate = false;  ///< y += x W^T (the residual stream) instead of y = x W^T
@@ -151,20 +149,23 @@ struct Share {
   std::int64_t count = 0;
 };
 
+using Prepare = void (*)(const float* x, std::int64_t rows, std::int64_t x_stride, std::int64_t k,
+                         std::int64_t row_begin, std::int64_t row_end, void* out);
 using Gemm = void (*)(const GemmArgs& args, std::int64_t panel_begin, std::int64_t panel_end);
 
 struct Kernels {
   const char* name;
 
-  /// Null, or: turns rows [row_begin, row_end) of x into the form that gemm_bf16, _int8 and _int4
-  /// read. Row numbers go up to rows rounded up to 16 (the ones beyond become zeros). out has
+  /// By Precision; null, or: turns rows [row_begin, row_end) of x into the form that the product
+  /// reads. Row numbers go up to prepared_rows(rows); what lies beyond becomes zeros. out has
   /// prepared_bytes().
-  void (*prepare_bf16)(const float* x, std::int64_t rows, std::int64_t x_stride, std::int64_t k,
-                       std::int64_t row_begin, std::int64_t row_end, void* out);
-  /// The same for gemm_w8a8, on every level: q = round(x * 127 / max |x|) and the scale
-  /// max |x| / 127 of each row (NaN where x has no finite maximum).
-  void (*prepare_w8a8)(const float* x, std::int64_t rows, std::int64_t x_stride, std::int64_t k,
-                       std::int64_t row_begin, std::int64_t row_end, void* out);
+  ///   bf16  as tiles read it: [tiles of 16 rows][steps of 32 k][16][32]
+  ///   w8a8, int8, int4  whole numbers: codes = round(x / scale), with a row's scale max |x| / most
+  ///         (NaN where x has no finite maximum). w8a8: one plane of int8, most = 127. int8: 256
+  ///         high + low, two planes, most = 32639. That is finer than bf16, over a row, as long as
+  ///         max |x| stays below some 250 times the root mean square, which up to 60,000 inputs it
+  ///         cannot exceed. int4: 16 high + low, most = 2039.
+  Prepare prepare[5];
 
   /// y (+)= x W^T + bias for outputs of panels [panel_begin, panel_end), by Precision.
   Gemm gemm[5];
@@ -228,14 +229,50 @@ struct Kernels {
   Race (*race)(const float* weights, const std::int32_t* ids, std::int64_t n, const NoiseKey& key);
 };
 
-// What prepare_* make of x. bf16: [tiles of 16 rows][steps of 32 k][16][32]. w8a8: the same bytes
-// with steps of 64 k of int8, and after all tiles the rows' scales.
-inline std::int64_t prepared_rows(std::int64_t rows) { return (rows + 15) / 16 * 16; }
-inline std::int64_t prepared_bytes(std::int64_t rows, std::int64_t k) {
-  return prepared_rows(rows) * ((k + 31) / 32 * 32 * 2 + 4);
+/// Lines of codes that lie side by side, as the tile unit reads them, and bytes of a line's step.
+inline constexpr std::int64_t kPreparedTile = 16;
+inline constexpr std::int64_t kLineBytes = 64;
+
+/// Where the parts of activations as whole numbers lie, in bytes: [tiles of 16
+/// lines][steps][16][64] of int8, and behind them what belongs to rows and lines. int8 has two
+/// lines a row, one a plane; int4 has one, with 32 of each plane in a step.
+struct PreparedCodes {
+  /// k of a step, and the largest code.
+  static constexpr std::int64_t span(Precision precision) {
+    return precision == Precision::int4 ? packed::kStep : packed::kWide;
+  }
+  static constexpr float most(Precision precision) {
+    return precision == Precision::w8a8   ? 127.0f
+           : precision == Precision::int8 ? 127.0f * 256.0f + 127.0f
+                                          : 127.0f * 16.0f + 7.0f;
+  }
+  PreparedCodes(std::int64_t rows, std::int64_t k, Precision precision)
+      : planes(precision == Precision::int8 ? 2 : 1),
+        lines((rows * planes + kPreparedTile - 1) / kPreparedTile * kPreparedTile),
+        steps((k + span(precision) - 1) / span(precision)) {}
+  std::int64_t planes;  ///< lines of a row
+  std::int64_t lines;   ///< whole tiles
+  std::int64_t steps;
+  /// A line's first step.
+  std::int64_t line(std::int64_t index) const {
+    return (index / kPreparedTile * steps * kPreparedTile + index % kPreparedTile) * kLineBytes;
+  }
+  std::int64_t scales() const { return lines * steps * kLineBytes; }  ///< [rows], fp32
+  std::int64_t sums() const { return scales() + lines * 4; }  ///< [lines], int32: of the codes
+  std::int64_t groups() const { return sums() + lines * 4; }  ///< int4: [tiles][steps][16], fp32
+  /// Where a row's first group's sum is among those; the next one is kPreparedTile behind.
+  std::int64_t group(std::int64_t row) const {
+    return row / kPreparedTile * steps * kPreparedTile + row % kPreparedTile;
+  }
+};
+
+inline std::int64_t prepared_rows(std::int64_t rows) {
+  return (rows + kPreparedTile - 1) / kPreparedTile * kPreparedTile;
 }
-inline std::int64_t prepared_scales(std::int64_t rows, std::int64_t k) {
-  return prepared_rows(rows) * ((k + 63) / 64 * 64);
+/// Enough for every precision.
+inline std::int64_t prepared_bytes(std::int64_t rows, std::int64_t k) {
+  return PreparedCodes(prepared_rows(rows), k, Precision::int8).groups() +
+         prepared_rows(rows) * packed::steps_of(k) * 4;
 }
 
 /// Bounds what a task of attention() keeps on its stack.

@@ -20,11 +20,10 @@ std::int64_t panel_bytes(std::int64_t k, Precision precision) {
     case Precision::bf16:
       return kPanel * ((k + 1) / 2 * 2) * 2;
     case Precision::int8:
-      return packed::kHeader + packed::steps_of(k) * packed::kInt8Step;
+    case Precision::w8a8:
+      return packed::kHeader + packed::wide_steps_of(k) * packed::kInt8Step;
     case Precision::int4:
       return packed::kHeader + packed::steps_of(k) * packed::kInt4Step;
-    case Precision::w8a8:
-      return packed::kHeader + packed::w8a8_steps_of(k) * packed::kW8a8Step;
   }
   return 0;
 }
@@ -37,7 +36,6 @@ std::int64_t place(std::int64_t lane, std::int64_t column, Precision precision) 
     case Precision::bf16:
       return (column / 2 * kPanel + lane) * 2 + column % 2;
     case Precision::int8:
-      return packed::kHeader + (column / 2 * kPanel + lane) * 2 + column % 2;
     case Precision::w8a8:
       return packed::kHeader + (column / 4 * kPanel + lane) * 4 + column % 4;
     case Precision::int4:
@@ -48,12 +46,10 @@ std::int64_t place(std::int64_t lane, std::int64_t column, Precision precision) 
 
 /// int4: the byte that holds an element, and whether it is in the high half.
 std::int64_t place4(std::int64_t lane, std::int64_t column, bool& high) {
-  const std::int64_t pair = column % kGroup / 2;
-  const std::int64_t line = lane / 8 * 2 + pair / 8;
-  const std::int64_t word = lane % 8 * 2 + column % 2;
-  high = pair % 2 != 0;
+  const std::int64_t line = lane / 16 * 4 + column % 16 / 4;
+  high = column % kGroup >= 16;
   return packed::kHeader + column / kGroup * packed::kInt4Step + packed::kInt4Scales + line * 64 +
-         word * 4 + pair % 8 / 2;
+         lane % 16 * 4 + column % 4;
 }
 
 /// int4: where a group's scale is; its minimum is kPanel halves behind.
@@ -220,8 +216,7 @@ void unpack_row(const void* packed, Precision precision, std::int64_t k, std::in
       case Precision::int8:
       case Precision::w8a8: {
         const auto code = static_cast<std::int8_t>(panel[place(lane, c, precision)]);
-        const float weight = first * static_cast<float>(code);
-        out[c] = precision == Precision::w8a8 ? weight : bf16_to_float(float_to_bf16(weight));
+        out[c] = first * static_cast<float>(code);
         break;
       }
       case Precision::int4: {
@@ -231,7 +226,7 @@ void unpack_row(const void* packed, Precision precision, std::int64_t k, std::in
         const std::int64_t at = scale_place4(lane, c / kGroup);
         const float scale = half_at(at);
         const float minimum = half_at(at + kPanel * 2) * (first != 0.0f ? scale : 1.0f);
-        out[c] = bf16_to_float(float_to_bf16(code * scale + minimum));
+        out[c] = code * scale + minimum;
         break;
       }
     }

@@ -163,7 +163,7 @@ bool quantise_compensated(const float* weights, std::int64_t width, const float*
   for (std::int64_t c = 0; c < width; ++c) {
     if (!(std::fabs(current[c]) < 30000.0f)) return false;
     const float code = std::clamp(whole((current[c] - minimum) * inverse), 0.0f, 15.0f);
-    const float meant = bf16_to_float(float_to_bf16(code * scale + minimum));
+    const float meant = code * scale + minimum;
     codes[c] = static_cast<std::int8_t>(code);
     errors[c] = (current[c] - meant) / factor[c * width + c];
     for (std::int64_t later = c + 1; later < width; ++later) {

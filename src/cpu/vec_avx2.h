@@ -109,10 +109,6 @@ SPECRT_INLINE void store_bf16_part(std::uint16_t* p, F x, std::int64_t n) {
   __builtin_memcpy(p, lanes, static_cast<std::size_t>(n) * 2);
 }
 
-SPECRT_INLINE F load_twice(const float* p) {
-  const __m128 x = _mm_loadu_ps(p);
-  return _mm256_set_m128(_mm_unpackhi_ps(x, x), _mm_unpacklo_ps(x, x));
-}
 SPECRT_INLINE F load_i8(const std::int8_t* p) {
   return _mm256_cvtepi32_ps(
       _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
@@ -125,10 +121,6 @@ SPECRT_INLINE F load_i8_part(const std::int8_t* p, std::int64_t n) {
 SPECRT_INLINE F load_half(const std::uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-SPECRT_INLINE F nibble(I x, int from) {
-  return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(x, from), _mm256_set1_epi32(15)));
-}
-
 SPECRT_INLINE void store_i8(std::int8_t* p, F x) {
   const I whole = _mm256_cvtps_epi32(x);
   const __m128i words =
@@ -144,8 +136,10 @@ SPECRT_INLINE void store_i8_part(std::int8_t* p, F x, std::int64_t n) {
 struct Dot {
   I low, high;
 };
-constexpr int kDotRows = 1;
-SPECRT_INLINE Dot no_dot() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+constexpr int kDotLines = 2;
+SPECRT_INLINE Dot dot_start(std::int32_t) {
+  return {_mm256_setzero_si256(), _mm256_setzero_si256()};
+}
 SPECRT_INLINE Dot dot_weights(const std::int8_t* p) {
   return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)))};
@@ -162,6 +156,25 @@ SPECRT_INLINE Dot dot_add(Dot sums, Dot weights, I row) {
 SPECRT_INLINE F dot_sum(Dot sums) {
   const I pairs = _mm256_hadd_epi32(sums.low, sums.high);
   return _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(pairs, 0xD8));
+}
+
+constexpr int kNibbleRows = 2;
+SPECRT_INLINE I low_nibbles(I x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+SPECRT_INLINE I high_nibbles(I x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
+SPECRT_INLINE I four_bytes(const char* p) {
+  int four;
+  __builtin_memcpy(&four, p, sizeof four);
+  return _mm256_set1_epi32(four);
+}
+using Nibbles = I;  // of 16 bits: eight fours of products, no more than 8 * 2 * 15 * 128
+SPECRT_INLINE Nibbles no_nibbles() { return _mm256_setzero_si256(); }
+SPECRT_INLINE Nibbles nibbles_add(Nibbles sums, I weights, I x) {
+  return _mm256_add_epi16(sums, _mm256_maddubs_epi16(weights, x));
+}
+SPECRT_INLINE F nibbles_sum(Nibbles high, Nibbles low) {
+  const I ones = _mm256_set1_epi16(1);
+  const I a = _mm256_slli_epi32(_mm256_madd_epi16(high, ones), 4);
+  return _mm256_cvtepi32_ps(_mm256_add_epi32(a, _mm256_madd_epi16(low, ones)));
 }
 
 SPECRT_INLINE I load_pairs(const void* p) {

@@ -108,11 +108,6 @@ SPECRT_INLINE void store_bf16_part(std::uint16_t* p, F x, std::int64_t n) {
   _mm256_mask_storeu_epi16(p, first_lanes(n), _mm512_cvtepi32_epi16(bf16_bits(x)));
 }
 
-/// kWidth / 2 floats, each in two lanes beside each other.
-SPECRT_INLINE F load_twice(const float* p) {
-  const I twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-  return _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(p)));
-}
 SPECRT_INLINE F load_i8(const std::int8_t* p) {
   return _mm512_cvtepi32_ps(
       _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
@@ -124,13 +119,6 @@ SPECRT_INLINE F load_i8_part(const std::int8_t* p, std::int64_t n) {
 SPECRT_INLINE F load_half(const std::uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-/// Bits [from, from + 4) of each lane as a float.
-SPECRT_INLINE F nibble(I x, int from) {
-  // The permutation looks at no other bits of a lane.
-  const F values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  return _mm512_permutexvar_ps(_mm512_srli_epi32(x, static_cast<unsigned>(from)), values);
-}
-
 /// To the nearest whole numbers, ties to even; |x| <= 127.
 SPECRT_INLINE void store_i8(std::int8_t* p, F x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
@@ -141,11 +129,37 @@ SPECRT_INLINE void store_i8_part(std::int8_t* p, F x, std::int64_t n) {
 }
 
 /// Sums of products of int8 in fours, for kWidth outputs; how they lie is the level's own affair.
+/// `kDotLines` lines of x are summed at once; dot_start is told what a line's values sum up to.
+#if defined(__AVX512VNNI__)
+constexpr int kDotLines = 8;
+struct Dot {
+  I sum;
+};
+// The instruction multiplies unsigned by signed numbers: weights are taken as q + 128, and 128
+// times the line's sum is taken off at the start. What wraps round on the way comes back.
+SPECRT_INLINE Dot dot_start(std::int32_t sum) {
+  return {_mm512_set1_epi32(static_cast<int>(static_cast<std::uint32_t>(sum) * 0xFFFFFF80u))};
+}
+SPECRT_INLINE Dot dot_weights(const std::int8_t* p) {
+  return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128))};
+}
+SPECRT_INLINE I dot_row(const char* p) {
+  int four;
+  __builtin_memcpy(&four, p, sizeof four);
+  return _mm512_set1_epi32(four);
+}
+SPECRT_INLINE Dot dot_add(Dot sums, Dot weights, I row) {
+  return {_mm512_dpbusd_epi32(sums.sum, weights.sum, row)};
+}
+SPECRT_INLINE F dot_sum(Dot sums) { return _mm512_cvtepi32_ps(sums.sum); }
+#else
+constexpr int kDotLines = 4;
 struct Dot {
   I low, high;
 };
-constexpr int kDotRows = 4;
-SPECRT_INLINE Dot no_dot() { return {_mm512_setzero_si512(), _mm512_setzero_si512()}; }
+SPECRT_INLINE Dot dot_start(std::int32_t) {
+  return {_mm512_setzero_si512(), _mm512_setzero_si512()};
+}
 /// kWidth outputs' weights of four k.
 SPECRT_INLINE Dot dot_weights(const std::int8_t* p) {
   return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))),
@@ -168,6 +182,39 @@ SPECRT_INLINE F dot_sum(Dot sums) {
   return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_permutex2var_epi32(sums.low, even, sums.high),
                                              _mm512_permutex2var_epi32(sums.low, odd, sums.high)));
 }
+#endif
+
+/// The low and the high halves of bytes, and four bytes in every lane.
+constexpr int kNibbleRows = 4;
+SPECRT_INLINE I low_nibbles(I x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+SPECRT_INLINE I high_nibbles(I x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
+SPECRT_INLINE I four_bytes(const char* p) {
+  int four;
+  __builtin_memcpy(&four, p, sizeof four);
+  return _mm512_set1_epi32(four);
+}
+/// Sums of eight times four products of nibbles with int8, for kWidth outputs, and 16 of the first
+/// and one of the second as a float.
+using Nibbles = I;
+SPECRT_INLINE Nibbles no_nibbles() { return _mm512_setzero_si512(); }
+#if defined(__AVX512VNNI__)
+SPECRT_INLINE Nibbles nibbles_add(Nibbles sums, I weights, I x) {
+  return _mm512_dpbusd_epi32(sums, weights, x);
+}
+SPECRT_INLINE F nibbles_sum(Nibbles high, Nibbles low) {
+  return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 4), low));
+}
+#else
+// In 16 bits: no more than 8 * 2 * 15 * 128.
+SPECRT_INLINE Nibbles nibbles_add(Nibbles sums, I weights, I x) {
+  return _mm512_add_epi16(sums, _mm512_maddubs_epi16(weights, x));
+}
+SPECRT_INLINE F nibbles_sum(Nibbles high, Nibbles low) {
+  const I ones = _mm512_set1_epi16(1);
+  const I a = _mm512_slli_epi32(_mm512_madd_epi16(high, ones), 4);
+  return _mm512_cvtepi32_ps(_mm512_add_epi32(a, _mm512_madd_epi16(low, ones)));
+}
+#endif
 
 /// Pairs of bf16, one pair per lane, and their halves as floats.
 SPECRT_INLINE I load_pairs(const void* p) { return _mm512_loadu_si512(p); }

@@ -107,7 +107,6 @@ SPECRT_INLINE void store_bf16_part(std::uint16_t* p, F x, std::int64_t n) {
 }
 SPECRT_INLINE void store_bf16(std::uint16_t* p, F x) { store_bf16_part(p, x, kWidth); }
 
-SPECRT_INLINE F load_twice(const float* p) { return F{p[0], p[0], p[1], p[1]}; }
 SPECRT_INLINE F load_i8_part(const std::int8_t* p, std::int64_t n) {
   F x = zero();
   for (int i = 0; i < n; ++i) x[i] = static_cast<float>(p[i]);
@@ -117,8 +116,6 @@ SPECRT_INLINE F load_i8(const std::int8_t* p) { return load_i8_part(p, kWidth); 
 SPECRT_INLINE F load_half(const std::uint16_t* p) {
   return F{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
 }
-SPECRT_INLINE F nibble(I x, int from) { return __builtin_convertvector((x >> from) & 15u, F); }
-
 SPECRT_INLINE void store_i8_part(std::int8_t* p, F x, std::int64_t n) {
   const F magic = set1(0x1.8p23f);  // adding it rounds to a whole number
   const F whole = (x + magic) - magic;
@@ -129,8 +126,8 @@ SPECRT_INLINE void store_i8(std::int8_t* p, F x) { store_i8_part(p, x, kWidth); 
 struct Dot {
   int at[4][kWidth];  // [k][output]; a sum lies in at[0]
 };
-constexpr int kDotRows = 1;
-SPECRT_INLINE Dot no_dot() { return {}; }
+constexpr int kDotLines = 1;
+SPECRT_INLINE Dot dot_start(std::int32_t) { return {}; }
 SPECRT_INLINE Dot dot_weights(const std::int8_t* p) {
   Dot out;
   for (int i = 0; i < 4 * kWidth; ++i) out.at[i % 4][i / 4] = p[i];
@@ -152,6 +149,33 @@ SPECRT_INLINE Dot dot_add(Dot sums, const Dot& weights, I row) {
 SPECRT_INLINE F dot_sum(const Dot& sums) {
   F out;
   for (int i = 0; i < kWidth; ++i) out[i] = static_cast<float>(sums.at[0][i]);
+  return out;
+}
+
+constexpr int kNibbleRows = 1;
+SPECRT_INLINE I low_nibbles(I x) { return x & 0x0F0F0F0Fu; }
+SPECRT_INLINE I high_nibbles(I x) { return x >> 4 & 0x0F0F0F0Fu; }
+SPECRT_INLINE I four_bytes(const char* p) {
+  std::uint32_t four;
+  __builtin_memcpy(&four, p, sizeof four);
+  return I{four, four, four, four};
+}
+using Nibbles = I;
+SPECRT_INLINE Nibbles no_nibbles() { return I{}; }
+SPECRT_INLINE Nibbles nibbles_add(Nibbles sums, I weights, I x) {
+  for (int byte = 0; byte < 32; byte += 8) {
+    for (int i = 0; i < kWidth; ++i) {
+      const auto value = static_cast<std::int8_t>(x[i] >> byte & 255u);
+      sums[i] += (weights[i] >> byte & 15u) * static_cast<std::uint32_t>(value);
+    }
+  }
+  return sums;
+}
+SPECRT_INLINE F nibbles_sum(Nibbles high, Nibbles low) {
+  F out;
+  for (int i = 0; i < kWidth; ++i) {
+    out[i] = static_cast<float>(static_cast<std::int32_t>(high[i] * 16u + low[i]));
+  }
   return out;
 }
 

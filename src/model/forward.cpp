@@ -13,8 +13,8 @@ namespace specrt {
 
 void Runner::prepare(Precision precision, const float* x, std::int64_t rows, std::int64_t width,
                      std::int64_t begin, std::int64_t end) {
-  const auto body = precision == Precision::w8a8 ? kernels_->prepare_w8a8 : kernels_->prepare_bf16;
-  if (precision == Precision::f32 || body == nullptr) return;
+  const cpu::Prepare body = kernels_->prepare[static_cast<int>(precision)];
+  if (body == nullptr) return;
   body(x, rows, width, width, begin, end, prepared_);
 }
 

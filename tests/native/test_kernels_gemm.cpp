@@ -45,17 +45,19 @@ struct Product {
     }
   }
 
-  /// Rows of x as the product takes them: w8a8 reads codes.
+  /// Rows of x as the product takes them: quantised weights meet codes.
   specrt::reference::Vector inputs(std::int64_t rows) const {
     specrt::reference::Vector out;
     for (std::int64_t r = 0; r < rows; ++r) {
       const float* row = x.data() + r * stride();
       float most = 0.0f;
       for (std::int64_t i = 0; i < k; ++i) most = std::max(most, std::fabs(row[i]));
-      const float inverse = 1.0f / (most / 127.0f);
+      const bool codes = precision != Precision::f32 && precision != Precision::bf16;
+      const float scale = most / specrt::cpu::PreparedCodes::most(precision);
+      const float inverse = 1.0f / scale;
       for (std::int64_t i = 0; i < k; ++i) {
         const double code = std::nearbyint(static_cast<double>(row[i] * inverse));
-        out.push_back(precision == Precision::w8a8 ? code * (most / 127.0f) : row[i]);
+        out.push_back(codes ? code * scale : row[i]);
       }
     }
     return out;
@@ -239,24 +241,26 @@ TEST(kernels_gated_product_is_the_same_bits_for_any_rows_and_split) {
 }
 
 // One row that is not finite harms no other, and zeros stay zeros.
-TEST(kernels_w8a8_rows_have_scales_of_their_own) {
+TEST(kernels_rows_have_scales_of_their_own) {
   on_every_isa([](const Kernels& kernels) {
-    Product product({40, 70}, 5, Precision::w8a8);
-    const Floats before = product.run(kernels, 0, 5, false);
-    const float bad[] = {std::numeric_limits<float>::quiet_NaN(),
-                         std::numeric_limits<float>::infinity()};
-    for (const float value : bad) {
-      Product other = product;
-      other.x[2 * other.stride() + 33] = value;
-      std::fill_n(other.x.begin() + 3 * other.stride(), other.k, 0.0f);
-      const Floats after = other.run(kernels, 0, 5, false);
-      for (std::int64_t r = 0; r < 5; ++r) {
-        for (std::int64_t i = 0; i < other.n; ++i) {
-          const std::int64_t at = r * other.y_stride() + i;
-          if (r == 2) {
-            CHECK(std::isnan(after[at]));
-          } else {
-            CHECK_EQ(after[at], r == 3 ? 0.0f : before[at]);
+    for (const Precision precision : {Precision::int8, Precision::int4, Precision::w8a8}) {
+      Product product({40, 70}, 5, precision);
+      const Floats before = product.run(kernels, 0, 5, false);
+      const float bad[] = {std::numeric_limits<float>::quiet_NaN(),
+                           std::numeric_limits<float>::infinity()};
+      for (const float value : bad) {
+        Product other = product;
+        other.x[2 * other.stride() + 33] = value;
+        std::fill_n(other.x.begin() + 3 * other.stride(), other.k, 0.0f);
+        const Floats after = other.run(kernels, 0, 5, false);
+        for (std::int64_t r = 0; r < 5; ++r) {
+          for (std::int64_t i = 0; i < other.n; ++i) {
+            const std::int64_t at = r * other.y_stride() + i;
+            if (r == 2) {
+              CHECK(std::isnan(after[at]));
+            } else {
+              CHECK_EQ(after[at], r == 3 ? 0.0f : before[at]);
+            }
           }
         }
       }

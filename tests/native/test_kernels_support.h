@@ -26,7 +26,12 @@ using Floats = std::vector<float>;
 template <typename Body>
 void on_every_isa(const Body& body) {
   const specrt::cpu::FpMode mode;
-  for (const specrt::CpuIsa isa : specrt::available_cpu_isas()) {
+  const auto isas = specrt::available_cpu_isas();
+  if (std::find(isas.begin(), isas.end(), specrt::CpuIsa::avx512) != isas.end()) {
+    // As machines have it that lack VNNI.
+    body(*specrt::cpu::avx512_kernels());
+  }
+  for (const specrt::CpuIsa isa : isas) {
     try {
       body(specrt::cpu::kernels_of(isa));
     } catch (const check::Failure& failure) {
@@ -56,8 +61,8 @@ inline constexpr Precision kPrecisions[] = {Precision::f32, Precision::bf16, Pre
 inline std::vector<std::uint16_t> prepare(const Kernels& kernels, Precision precision,
                                           const specrt::cpu::GemmArgs& args) {
   std::vector<std::uint16_t> out;
-  const auto body = precision == Precision::w8a8 ? kernels.prepare_w8a8 : kernels.prepare_bf16;
-  if (precision == Precision::f32 || body == nullptr) return out;
+  const auto body = kernels.prepare[static_cast<int>(precision)];
+  if (body == nullptr) return out;
   out.assign(static_cast<std::size_t>(specrt::cpu::prepared_bytes(args.rows, args.k) / 2), 0xFFFF);
   const std::int64_t padded = specrt::cpu::prepared_rows(args.rows);
   body(args.x, args.rows, args.x_stride, args.k, 0, padded / 2, out.data());

@@ -14,7 +14,7 @@ namespace specrt::cpu {
 namespace {
 
 constexpr std::int64_t kRowTile = kPreparedTile;
-constexpr std::int64_t kFewRows = 4;    // that AVX-512 does as fast
+constexpr std::int64_t kFewRows = 6;    // that AVX-512 does as fast
 constexpr int kChunk = 4;               // groups expanded at once, for all rows
 constexpr std::int64_t kTilesHeld = 4;  // tiles of rows whose sums are kept meanwhile
 constexpr std::int64_t kTileSums = kRowTile * kPanel;

@@ -19,7 +19,7 @@
 namespace specrt {
 namespace {
 
-constexpr char kMagic[16] = "specrt model 3\n";
+constexpr char kMagic[16] = "specrt model 4\n";
 constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kPrefix = 32;  // magic, length, checksum
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _core
-from .drafters import DraftModel, resolve
+from .drafters import MTP, DraftModel, Eagle, resolve
 from .errors import CapacityError, InvalidArgumentError, LoadError
 from .loading import Checkpoint, ModelFields, open_checkpoint
 from .loading.checkpoint import resolve_dtype
@@ -121,6 +121,25 @@ class ModelShape:
     dtype: str
 
 
+@dataclass(frozen=True)
+class HeadShape:
+    """What the sizes of a draft head depend on."""
+
+    config: _core.ModelConfig
+    dtype: str
+    features: Features
+    levels: int
+    top_k: int
+    target_of_draft: tuple[int, ...]
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of the core's functions beside `Sizes.options`."""
+        return {**self.features.options(), "depth": self.levels, "top_k": self.top_k}
+
+
+DrafterShape = ModelShape | HeadShape
+
+
 def core_config(fields: ModelFields, eos_token_ids: tuple[int, ...]) -> _core.ModelConfig:
     """The loader's fields as the core's config."""
     return _core.ModelConfig(**vars(fields), eos_token_ids=list(eos_token_ids))
@@ -146,7 +165,7 @@ _INT32 = ("max_batch_size", "max_num_batched_tokens", "block_size", "threads")
 
 def plan_sizes(
     target: ModelShape,
-    drafter: ModelShape | None,
+    drafter: DrafterShape | None,
     *,
     max_model_len: int | None,
     kv_cache_bytes: int | None,
@@ -155,7 +174,6 @@ def plan_sizes(
     block_size: int,
     kv_cache_dtype: str,
     enable_prefix_caching: bool,
-    features: Features = Features(),
 ) -> Sizes:
     """Split `kv_cache_bytes` so that target and draft model hold the same number of tokens.
 
@@ -195,9 +213,23 @@ def plan_sizes(
     if drafter is not None:
         drafter_length = min(length, drafter.config.max_position_embeddings)
 
-    def needed(model: ModelShape | None, model_length: int, blocks: int) -> int:
+    def needed(model: DrafterShape | None, model_length: int, blocks: int) -> int:
         if model is None:
             return 0
+        if isinstance(model, HeadShape):
+            return _core.head_kv_cache_bytes_for(
+                model.config,
+                model.dtype,
+                max_model_len=model_length,
+                max_batch_size=max_batch_size,
+                max_rows=max_num_batched_tokens,
+                block_size=block_size,
+                kv_cache_dtype=kv_cache_dtype,
+                enable_prefix_caching=enable_prefix_caching,
+                sequences=1,
+                tokens=blocks * block_size,
+                **model.options(),
+            )
         return _core.kv_cache_bytes_for(
             model.config,
             model.dtype,
@@ -238,7 +270,7 @@ def plan_sizes(
         target_kv_cache_bytes=needed(target, length, blocks),
         drafter_kv_cache_bytes=needed(drafter, drafter_length, blocks),
         drafter_max_model_len=drafter_length,
-        features=features,
+        features=drafter.features if isinstance(drafter, HeadShape) else Features(),
     )
 
 
@@ -254,7 +286,7 @@ def _most_blocks(needed: Callable[[int], int], most: int, budget: int) -> int:
     return low
 
 
-def plan_memory(target: ModelShape, drafter: ModelShape | None, sizes: Sizes) -> MemoryPlan:
+def plan_memory(target: ModelShape, drafter: DrafterShape | None, sizes: Sizes) -> MemoryPlan:
     """The shares of an engine of these sizes."""
     own = _core.memory_of(
         target.config,
@@ -263,11 +295,18 @@ def plan_memory(target: ModelShape, drafter: ModelShape | None, sizes: Sizes) ->
     )
     other = None
     if drafter is not None:
-        other = _core.memory_of(
-            drafter.config,
-            drafter.dtype,
-            **sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len),
-        )
+        options = sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len)
+        if isinstance(drafter, HeadShape):
+            other = _core.head_memory_of(
+                drafter.config,
+                drafter.dtype,
+                target_vocab_size=target.config.vocab_size,
+                target_of_draft=list(drafter.target_of_draft),
+                **options,
+                **drafter.options(),
+            )
+        else:
+            other = _core.memory_of(drafter.config, drafter.dtype, **options)
     return MemoryPlan(
         target_weights=own.weights,
         target_kv_cache=own.kv_cache,
@@ -324,12 +363,27 @@ def plan(
     block_size: int = 16,
     kv_cache_dtype: str = "auto",
     enable_prefix_caching: bool = True,
+    num_speculative_tokens: int | None = None,
 ) -> MemoryPlan:
     """What `Engine` with the same arguments takes, from headers alone; no weight is read."""
+    from .heads import open_head
+
     spec = resolve(drafter)
     check_positive(max_model_len=max_model_len)
-    shape = _shape_at(target, dtype, max_model_len)
-    drafter_shape = None
+    drafter_shape: DrafterShape | None = None
+    if isinstance(spec, (Eagle, MTP)):
+        tokens = spec.num_speculative_tokens or 0
+        if num_speculative_tokens is not None:
+            tokens = num_speculative_tokens
+        shape, checkpoint = open_shape(target, dtype, max_model_len)
+        try:
+            with open_head(spec, shape, checkpoint, tokens, max_model_len) as head:
+                drafter_shape = head.shape
+        finally:
+            if checkpoint is not None:
+                checkpoint.close()
+    else:
+        shape = _shape_at(target, dtype, max_model_len)
     if isinstance(spec, DraftModel):
         drafter_shape = _shape_at(spec.model, spec.dtype, None)
     sizes = plan_sizes(
@@ -360,6 +414,17 @@ def map_saved(target: Any, dtype: str) -> _core.Model | None:
     if dtype != "auto" and resolve_dtype(dtype, set()) != model.dtype:
         raise LoadError(f"[{name}] expected dtype {dtype}, got a file of {model.dtype}")
     return model
+
+
+def open_shape(
+    target: Any, dtype: str, max_model_len: int | None
+) -> tuple[ModelShape, Checkpoint | None]:
+    """A target's shape, and its checkpoint where it is not a saved file."""
+    saved = map_saved(target, dtype)
+    if saved is not None:
+        return ModelShape(saved.config, saved.dtype), None
+    checkpoint = open_checkpoint(target, dtype=dtype, max_model_len=max_model_len)
+    return shape_of(checkpoint), checkpoint
 
 
 def _shape_at(target: Any, dtype: str, max_model_len: int | None) -> ModelShape:

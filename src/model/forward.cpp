@@ -64,15 +64,22 @@ void Runner::gemm(const Matrix& matrix, const float* bias, const float* x, std::
       [&](int, std::int64_t begin, std::int64_t end) { body(args, begin, end); });
 }
 
-void Runner::embed() {
-  const ModelData& data = model_.data();
+void Runner::embed(float* into) {
+  const ModelData& data = *embedding_data_;
   const std::int64_t hidden = data.config.hidden_size;
-  const auto scale = static_cast<float>(data.config.embedding_scale);
+  const auto scale = static_cast<float>(model_.config().embedding_scale);
+  const HeadConfig& head = model_.config().head;
+  const std::int64_t rows_of_table =
+      head.kind == HeadKind::none ? model_.config().vocab_size : head.input_vocab;
   const DType dtype = activation_dtype(data.precision);
   pool_->parallel(rows_, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       const std::int64_t token = tokens_[static_cast<std::size_t>(row)];
-      float* out = x_ + row * hidden;
+      float* out = into + row * hidden;
+      if (token >= rows_of_table) {  // a padding id of the target, for a head with its own table
+        std::fill(out, out + hidden, 0.0f);
+        continue;
+      }
       if (data.embedding == nullptr) {
         cpu::unpack_row(data.head.data, data.head.precision, hidden, token, out);
       } else {
@@ -210,7 +217,8 @@ void Runner::layer(std::int64_t index) {
   const LayerWeights& w = model_.data().layers[static_cast<std::size_t>(index)];
   const std::int64_t q_width = c.num_heads * c.head_dim;
 
-  norm(w.attention_norm, w.qkv.precision);
+  // A head's first layer may read two states, which combine() has left there.
+  if (w.qkv.k == c.hidden_size) norm(w.attention_norm, w.qkv.precision);
   note(&LayerTrace::attention, normed_, c.hidden_size);
   gemm(w.qkv, w.qkv_bias, normed_, rows_, qkv_, w.qkv.n, Add::no, cpu::Gate::none);
   rotate_and_store(index);
@@ -279,7 +287,7 @@ void Runner::plan_attention() {
 void Runner::forward() {
   if (rows_ == 0) return;
   plan_attention();
-  embed();
+  embed(x_);
   const std::int64_t layers = model_.config().num_layers;
   for (std::int64_t i = 0; i < layers; ++i) {
     keep_features(i);

@@ -144,7 +144,7 @@ def write(path: Path, config: dict[str, Any], tensors: Tensors, *, pickled: bool
     else:
         from safetensors.torch import save_file
 
-        save_file({one: t.contiguous() for one, t in tensors.items()}, path / "model.safetensors")
+        save_file({one: t.contiguous().clone() for one, t in tensors.items()}, path / "model.safetensors")
     return path
 
 

@@ -148,7 +148,7 @@ def test_drafts_are_those_of_the_published_module(
 def test_speculators_format(target: Path, reference: Any, tmp_path: Path) -> None:
     head = Head("eagle3", draft_vocab=50, flags={"norm_before_residual"}, seed=30)
     inner = head.config()
-    for key in ("architectures", "draft_vocab_size"):
+    for key in ("architectures", "draft_vocab_size", "norm_before_residual"):
         del inner[key]
     config = {
         "architectures": ["Eagle3Speculator"],

@@ -114,7 +114,7 @@ struct SPECRT_API DraftHeadOptions : DraftModelOptions {
   std::string name = "eagle";  ///< in metrics and messages
   TargetFeatures features;     ///< head.feature_parts of them
   std::int64_t depth = 8;      ///< tokens along a path, at most
-  std::int64_t top_k = 1;      ///< children of a node, and nodes of a level that get any; 1: a chain
+  std::int64_t top_k = 1;  ///< children of a node, and nodes of a level that get any; 1: a chain
   /// Target ids of the head's output vocabulary; empty: they are the same.
   std::vector<TokenId> target_of_draft;
 };
@@ -122,9 +122,9 @@ struct SPECRT_API DraftHeadOptions : DraftModelOptions {
 /// A head over the target's hidden states drafts a chain, or a tree as EAGLE-2 grows it (Li et al.
 /// 2401.15077, 2406.16858, 2503.01840; multi-token prediction, 2404.19737). Its K/V of committed
 /// tokens are made of the target's own hidden states, those of draft nodes of the head's. Greedy
-/// requests get the most likely children; with `coupled` verification requests that sample get those
-/// that the target's noise favours, otherwise a tree of fixed shape whose children are sampled
-/// without replacement. Beyond max_model_len nothing is drafted.
+/// requests get the most likely children; with `coupled` verification requests that sample get
+/// those that the target's noise favours, otherwise a tree of fixed shape whose children are
+/// sampled without replacement. Beyond max_model_len nothing is drafted.
 SPECRT_API std::shared_ptr<Drafter> make_head_drafter(const Model& head, const Model& target,
                                                       const DraftHeadOptions& options);
 

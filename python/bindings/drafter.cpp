@@ -80,9 +80,7 @@ class WatchedDrafter final : public Drafter {
   }
   const TargetFeatures& features() const override { return inner_->features(); }
   bool wants_features(SequenceId id) const override { return inner_->wants_features(id); }
-  std::int64_t known_positions(SequenceId id) const override {
-    return inner_->known_positions(id);
-  }
+  std::int64_t known_positions(SequenceId id) const override { return inner_->known_positions(id); }
   void observe_features(std::span<const ObservedFeatures> batch) override {
     inner_->observe_features(batch);
   }
@@ -179,10 +177,10 @@ void bind_drafter(py::module_& module) {
          std::vector<std::int64_t> feature_layers, bool feature_normed, std::int64_t depth,
          std::int64_t top_k, std::vector<TokenId> target_of_draft, std::shared_ptr<ThreadTeam> team,
          const std::string& cpu_isa, bool check_invariants) {
-        DraftHeadOptions options = head_options(
-            name, kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
-            kv_cache_dtype, enable_prefix_caching, std::move(feature_layers), feature_normed, depth,
-            top_k, std::move(target_of_draft));
+        DraftHeadOptions options =
+            head_options(name, kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
+                         kv_cache_dtype, enable_prefix_caching, std::move(feature_layers),
+                         feature_normed, depth, top_k, std::move(target_of_draft));
         options.team = std::move(team);
         options.cpu_isa = cpu_isa;
         options.check_invariants = check_invariants;
@@ -203,12 +201,12 @@ void bind_drafter(py::module_& module) {
          int block_size, const std::string& kv_cache_dtype, bool enable_prefix_caching,
          std::vector<std::int64_t> feature_layers, bool feature_normed, std::int64_t depth,
          std::int64_t top_k, std::vector<TokenId> target_of_draft) {
-        return memory_of(config, precision_from_name(dtype),
-                         head_options("", kv_cache_bytes, max_model_len, max_batch_size, max_rows,
-                                      block_size, kv_cache_dtype, enable_prefix_caching,
-                                      std::move(feature_layers), feature_normed, depth, top_k,
-                                      std::move(target_of_draft)),
-                         target_vocab_size);
+        return memory_of(
+            config, precision_from_name(dtype),
+            head_options("", kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
+                         kv_cache_dtype, enable_prefix_caching, std::move(feature_layers),
+                         feature_normed, depth, top_k, std::move(target_of_draft)),
+            target_vocab_size);
       },
       py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("target_vocab_size"),
       py::arg("kv_cache_bytes"), py::arg("max_model_len"), py::arg("max_batch_size"),

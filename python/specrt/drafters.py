@@ -216,7 +216,8 @@ def resolve(drafter: Any) -> AnyDrafter | None:
     """`Engine`'s `drafter` argument as one of the classes above.
 
     None, "ngram", "mtp", an object of these classes, or a smaller model given as `Engine`'s target
-    would be; a folder or hub id may also hold a head, which its config and tensors tell. Raises InvalidArgumentError for anything else.
+    would be; a folder or hub id may also hold a head, which its config and tensors tell. Raises
+    InvalidArgumentError for anything else.
     """
     if drafter is None or isinstance(drafter, _KINDS):
         return drafter
@@ -241,8 +242,8 @@ def resolve(drafter: Any) -> AnyDrafter | None:
     if hasattr(drafter, "state_dict") and hasattr(drafter, "config"):
         return DraftModel(model=drafter)
     raise InvalidArgumentError(
-        f"[drafter] expected None, 'ngram', 'mtp', a path or hub id of a smaller model or head, or an "
-        f"object of specrt.drafters, got {type(drafter).__name__}"
+        f"[drafter] expected None, 'ngram', 'mtp', a path or hub id of a smaller model or head, or "
+        f"an object of specrt.drafters, got {type(drafter).__name__}"
     )
 
 

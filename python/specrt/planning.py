@@ -69,7 +69,7 @@ class Features:
     """The target's hidden states that a drafter reads, as `specrt::TargetFeatures` has them."""
 
     layers: tuple[int, ...] = ()
-    """The residual stream as it enters these layers; the number of layers: as it leaves the last."""
+    """The residual stream as it enters these layers, or, by their number, leaves the last."""
     normed: bool = False
     """And the final norm's output."""
 

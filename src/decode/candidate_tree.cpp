@@ -21,7 +21,8 @@ void CandidateTree::keep_best(std::int64_t most) {
   const auto better = [this](std::int32_t a, std::int32_t b) {
     return at(a).score > at(b).score || (at(a).score == at(b).score && a < b);
   };
-  const auto count = std::min(chosen_.size(), static_cast<std::size_t>(std::max<std::int64_t>(0, most)));
+  const auto count =
+      std::min(chosen_.size(), static_cast<std::size_t>(std::max<std::int64_t>(0, most)));
   std::partial_sort(chosen_.begin(), chosen_.begin() + static_cast<std::ptrdiff_t>(count),
                     chosen_.end(), better);
   chosen_.resize(count);

@@ -11,7 +11,8 @@ namespace specrt {
 namespace {
 
 RunnerOptions with_team(RunnerOptions runner, const DraftHeadOptions& options) {
-  runner.team = options.team != nullptr ? options.team : std::make_shared<ThreadTeam>(options.threads);
+  runner.team =
+      options.team != nullptr ? options.team : std::make_shared<ThreadTeam>(options.threads);
   return runner;
 }
 
@@ -130,8 +131,9 @@ MemoryUse HeadDrafter::memory() const {
 // Lays out a state's next `count` rows.
 void HeadDrafter::feed(SequenceId id, State& state, std::int64_t count) {
   const std::int64_t skipped = state.cached - state.first();
-  const auto tokens = std::span<const TokenId>(state.tokens)
-                          .subspan(static_cast<std::size_t>(skipped), static_cast<std::size_t>(count));
+  const auto tokens =
+      std::span<const TokenId>(state.tokens)
+          .subspan(static_cast<std::size_t>(skipped), static_cast<std::size_t>(count));
   runner_.add_committed(id, tokens);
   for (std::int64_t i = 0; i < count; ++i) {
     inputs_.push_back(store_.row(state.slots[static_cast<std::size_t>(skipped + i)]));
@@ -143,7 +145,8 @@ void HeadDrafter::fed(SequenceId id, State& state, std::int64_t count) {
   runner_.advance_keeping(id, count, state.known - 1);
   state.cached += count;
   const std::int64_t done = std::min(state.cached, state.known - 1) - state.first();
-  for (std::int64_t i = 0; i < done; ++i) store_.give_back(state.slots[static_cast<std::size_t>(i)]);
+  for (std::int64_t i = 0; i < done; ++i)
+    store_.give_back(state.slots[static_cast<std::size_t>(i)]);
   state.slots.erase(state.slots.begin(), state.slots.begin() + done);
   state.tokens.erase(state.tokens.begin(), state.tokens.begin() + done);
   if (remembers_) {
@@ -378,8 +381,8 @@ void HeadDrafter::add_likely(const Row& row, std::span<const Runner::Candidate> 
 // One row of the head's logits by target id: what it cannot say is impossible.
 std::span<const float> HeadDrafter::by_target_id(std::span<const float> logits) {
   if (options_.target_of_draft.empty()) {
-    return logits.first(
-        static_cast<std::size_t>(std::min(target_vocab_, static_cast<std::int64_t>(logits.size()))));
+    return logits.first(static_cast<std::size_t>(
+        std::min(target_vocab_, static_cast<std::int64_t>(logits.size()))));
   }
   std::fill(by_target_.begin(), by_target_.end(), -std::numeric_limits<float>::infinity());
   for (std::size_t d = 0; d < logits.size(); ++d) {
@@ -467,7 +470,8 @@ void HeadDrafter::add_draws(const Row& row, std::span<const float> logits, std::
 std::shared_ptr<Drafter> make_head_drafter(const Model& head, const Model& target,
                                            const DraftHeadOptions& options) {
   if (!head.valid() || !target.valid()) {
-    throw InvalidArgument("[draft head] expected a loaded head and a loaded target, got an empty one");
+    throw InvalidArgument(
+        "[draft head] expected a loaded head and a loaded target, got an empty one");
   }
   const ModelConfig& h = head.config();
   const ModelConfig& t = target.config();
@@ -489,9 +493,9 @@ std::shared_ptr<Drafter> make_head_drafter(const Model& head, const Model& targe
   }
   for (std::size_t d = 0; d < map.size(); ++d) {
     if (map[d] < 0 || map[d] >= t.vocab_size || (d > 0 && map[d] <= map[d - 1])) {
-      throw InvalidArgument(expected_got(
-          "target_of_draft", "rising ids below " + std::to_string(t.vocab_size),
-          std::to_string(map[d]) + " for draft id " + std::to_string(d)));
+      throw InvalidArgument(
+          expected_got("target_of_draft", "rising ids below " + std::to_string(t.vocab_size),
+                       std::to_string(map[d]) + " for draft id " + std::to_string(d)));
     }
   }
   return std::make_shared<HeadDrafter>(head, target, options);

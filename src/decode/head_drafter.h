@@ -54,10 +54,10 @@ class HeadDrafter final : public Drafter {
     State* state = nullptr;
     DraftTree* out = nullptr;
     std::int64_t levels = 0;
-    bool sampled = false;  // by itself, with a law to tell
-    bool lost = false;     // the head gave no numbers
-    CandidateTree tree;    // unless sampled
-    DraftTree shape;       // where sampled: which nodes there are to be
+    bool sampled = false;             // by itself, with a law to tell
+    bool lost = false;                // the head gave no numbers
+    CandidateTree tree;               // unless sampled
+    DraftTree shape;                  // where sampled: which nodes there are to be
     std::vector<std::int32_t> grown;  // by node of the shape: the draft's, or -1
     std::int64_t shape_nodes = -1;
     std::int64_t shape_levels = -1;
@@ -69,8 +69,8 @@ class HeadDrafter final : public Drafter {
     std::int32_t node = -1;   // candidate, or node of the draft where sampled; -1: the root
     std::int32_t shape = -1;  // where sampled: its node of the shape
     std::int32_t parent_scratch = -1;
-    std::int64_t row = -1;    // in the pass
-    std::int64_t state = 0;   // in hidden_[now_]: its parent's before the pass, its own after it
+    std::int64_t row = -1;   // in the pass
+    std::int64_t state = 0;  // in hidden_[now_]: its parent's before the pass, its own after it
     std::int32_t scratch = -1;
   };
   struct Fed {

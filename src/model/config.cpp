@@ -111,7 +111,8 @@ void ModelConfig::check() const {
     if (head.norm_output && !head.final_norm) {
       throw InvalidArgument("[head.norm_output] expected a final norm, got none");
     }
-    if (tied_embeddings || (head.kind == HeadKind::beside && norm_placement != NormPlacement::pre)) {
+    if (tied_embeddings ||
+        (head.kind == HeadKind::beside && norm_placement != NormPlacement::pre)) {
       throw InvalidArgument(
           "[head] expected untied embeddings, and norms before the blocks, got others");
     }
@@ -269,9 +270,8 @@ std::int64_t head_inputs(const ModelConfig& config) {
 
 WeightLayout weight_layout(const ModelConfig& config, Precision precision) {
   config.check();
-  const std::int64_t widest =
-      std::max({config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim,
-                head_inputs(config)});
+  const std::int64_t widest = std::max({config.hidden_size, config.intermediate_size,
+                                        config.num_heads * config.head_dim, head_inputs(config)});
   // Sums of products of int8 have to fit 32 bits.
   if (precision == Precision::w8a8 && widest > std::int64_t{1} << 17) {
     throw UnsupportedError(

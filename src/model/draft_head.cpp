@@ -18,14 +18,16 @@ void Runner::find_shared() {
   lm_head_ = &model_.data().head;
   if (c.head.kind == HeadKind::none || (c.head.own_embedding && c.head.own_lm_head)) return;
   if (!target_.valid()) {
-    throw InvalidArgument("[head] expected a target whose embedding or output head it shares, got none");
+    throw InvalidArgument(
+        "[head] expected a target whose embedding or output head it shares, got none");
   }
   const ModelConfig& t = target_.config();
   if (t.hidden_size != c.hidden_size) {
-    throw InvalidArgument(expected_got(
-        "head", "hidden_size " + std::to_string(t.hidden_size) + ", to share the target's " +
-                    (c.head.own_embedding ? "output head" : "embedding"),
-        std::to_string(c.hidden_size)));
+    throw InvalidArgument(expected_got("head",
+                                       "hidden_size " + std::to_string(t.hidden_size) +
+                                           ", to share the target's " +
+                                           (c.head.own_embedding ? "output head" : "embedding"),
+                                       std::to_string(c.hidden_size)));
   }
   if (!c.head.own_embedding) {
     if (c.head.input_vocab != t.vocab_size) {
@@ -45,8 +47,8 @@ void Runner::find_shared() {
   }
 }
 
-void Runner::normalise(const float* x, std::int64_t width, const float* weight,
-                       Precision precision, float* out) const {
+void Runner::normalise(const float* x, std::int64_t width, const float* weight, Precision precision,
+                       float* out) const {
   const bool round = precision != Precision::f32;
   if (weight != nullptr) {
     kernels_->rms_norm(x, width, weight, static_cast<float>(model_.config().norm_eps), 1, width,
@@ -74,8 +76,7 @@ void Runner::fuse(std::span<const float* const> hidden) {
       if (head.zero_first && positions_[r] == 0) std::fill(embedding, embedding + size, 0.0f);
       normalise(embedding, size, data.embedding_norm, precision,
                 head.hidden_first ? out + size : out);
-      normalise(hidden[r], size, data.hidden_norm, precision,
-                head.hidden_first ? out : out + size);
+      normalise(hidden[r], size, data.hidden_norm, precision, head.hidden_first ? out : out + size);
     }
     prepare(precision, normed_, rows_, width, begin, end);
   });

@@ -90,8 +90,8 @@ namespace {
 
 // Everything the workspace holds, in floats; the constructor takes the same amounts in order.
 struct WorkspaceSizes {
-  std::int64_t table, local_table, x, normed, embedded, qkv, attended, partials, activated, block_out,
-      prepared, head_in, logits;
+  std::int64_t table, local_table, x, normed, embedded, qkv, attended, partials, activated,
+      block_out, prepared, head_in, logits;
   WorkspaceSizes(const ModelConfig& c, const RunnerOptions& o) {
     const std::int64_t rows = o.max_rows;
     table = Runner::resolve_max_model_len(c, o.max_model_len) *
@@ -127,8 +127,8 @@ std::int64_t Runner::workspace_bytes(const ModelConfig& config, const RunnerOpti
   options.features.check(config.num_layers);
   std::int64_t floats = 2 * aligned(s.table) + 2 * aligned(s.local_table);
   floats += options.features.count() * aligned(s.x);
-  for (const std::int64_t size : {s.x, s.normed, s.embedded, s.qkv, s.attended, s.partials, s.activated,
-                                  s.block_out, s.prepared, s.head_in, s.logits}) {
+  for (const std::int64_t size : {s.x, s.normed, s.embedded, s.qkv, s.attended, s.partials,
+                                  s.activated, s.block_out, s.prepared, s.head_in, s.logits}) {
     floats += aligned(size);
   }
   return floats * 4;

@@ -29,9 +29,9 @@ struct RunnerOptions {
   int block_size = 16;
   std::string kv_cache_dtype = "auto";  ///< as kv_dtype_from_name() reads it
   bool prefix_reuse = false;
-  TargetFeatures features;  ///< hidden states that capture() may keep
+  TargetFeatures features;         ///< hidden states that capture() may keep
   std::int64_t scratch_slots = 0;  ///< for draft nodes; 0: max_rows, and no fewer
-  bool poison = false;      ///< for tests: KV memory that holds nothing is NaN in every pass
+  bool poison = false;             ///< for tests: KV memory that holds nothing is NaN in every pass
   std::shared_ptr<ThreadTeam> team;
   std::string cpu_isa = "auto";
 };
@@ -183,7 +183,7 @@ class Runner {
   float* work(std::int64_t floats);
 
   Model model_;
-  Model target_;  // empty but for draft heads
+  Model target_;                               // empty but for draft heads
   const ModelData* embedding_data_ = nullptr;  // whose embedding
   const Matrix* lm_head_ = nullptr;
   std::int64_t max_model_len_ = 0;
@@ -208,8 +208,8 @@ class Runner {
   std::vector<SequenceId> owners_;
   std::vector<std::int64_t> path_begin_;  // into paths_, for rows of a tree
   std::vector<std::int64_t> path_length_;
-  std::vector<std::int32_t> paths_;                             // scratch indices
-  std::vector<std::int64_t> node_path_begin_;                   // by scratch index, for add_node()
+  std::vector<std::int32_t> paths_;            // scratch indices
+  std::vector<std::int64_t> node_path_begin_;  // by scratch index, for add_node()
   std::vector<std::int64_t> node_path_length_;
   std::vector<std::vector<cpu::AttentionRow>> attention_rows_;  // a group each
   std::vector<AttentionPlan> attention_plans_;                  // a group each
@@ -227,7 +227,7 @@ class Runner {
   float* local_sin_ = nullptr;
   float* x_ = nullptr;            // [max_rows, hidden], the residual stream
   float* normed_ = nullptr;       // [max_rows, hidden]
-  float* embedded_ = nullptr;      // [max_rows, hidden], where it stands beside the hidden state
+  float* embedded_ = nullptr;     // [max_rows, hidden], where it stands beside the hidden state
   float* qkv_ = nullptr;          // [max_rows, (heads + 2 kv_heads) * head_dim]
   float* attended_ = nullptr;     // [max_rows, heads * head_dim]
   float* partials_ = nullptr;     // what segments of long contexts come to, see AttentionPlan

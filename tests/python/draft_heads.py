@@ -144,7 +144,9 @@ def write(path: Path, config: dict[str, Any], tensors: Tensors, *, pickled: bool
     else:
         from safetensors.torch import save_file
 
-        save_file({one: t.contiguous().clone() for one, t in tensors.items()}, path / "model.safetensors")
+        save_file(
+            {one: t.contiguous().clone() for one, t in tensors.items()}, path / "model.safetensors"
+        )
     return path
 
 
@@ -191,9 +193,7 @@ class Restated:
             q, k = self.norm(q, t[p + "q_norm.weight"]), self.norm(k, t[p + "k_norm.weight"])
         q, k = self.rotate(q, position), self.rotate(k, position)
         seen = [
-            one.pairs[layer]
-            for one in before
-            if not h.window or position - one.position < h.window
+            one.pairs[layer] for one in before if not h.window or position - one.position < h.window
         ] + [(k, v)]
         group = h.heads // h.kv_heads
         keys = torch.stack([one[0] for one in seen]).repeat_interleave(group, 1)

@@ -104,7 +104,8 @@ def test_drafts_are_those_of_the_published_module(kind: str, llama: Path, tmp_pa
         with specrt.Engine(folder, spec, block_size=4, check_invariants=True) as engine:
             seen: list[Any] = []
             engine._drafter = _core.make_watched_drafter(
-                engine._drafter, lambda tokens, tree: seen.append((tokens, paths(tree)))  # noqa: B023
+                engine._drafter,
+                lambda tokens, tree: seen.append((tokens, paths(tree))),  # noqa: B023
             )
             engine.generate(PROMPTS[0], greedy(8))
         for tokens, tree in (seen[0], seen[1], seen[-1]):
@@ -120,9 +121,7 @@ def test_drafts_are_those_of_the_published_module(kind: str, llama: Path, tmp_pa
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", HEADS)
-def test_output_is_that_of_no_drafter(
-    kind: str, dtype: str, llama: Path, tmp_path: Path
-) -> None:
+def test_output_is_that_of_no_drafter(kind: str, dtype: str, llama: Path, tmp_path: Path) -> None:
     folder, plain = target_of(kind, module(kind, seed=51, **HEADS[kind]), llama, tmp_path)
     params = [
         greedy(24),
@@ -159,9 +158,7 @@ def test_the_first_position_does_not_depend_on_the_number_of_steps(
     for other in firsts[1:]:
         common = firsts[0].keys() & other.keys()
         assert len(common) > 5
-        assert all(
-            firsts[0][one] == other[one] for one in common if firsts[0][one] and other[one]
-        )
+        assert all(firsts[0][one] == other[one] for one in common if firsts[0][one] and other[one])
 
 
 def test_a_copy_of_the_targets_table_is_not_held_twice(llama: Path, tmp_path: Path) -> None:
@@ -180,7 +177,7 @@ def test_what_is_not_exactly_a_module_is_refused(llama: Path, tmp_path: Path) ->
     with pytest.raises(specrt.errors.LoadError, match=r"model\.layers\.3"):
         specrt.Engine(llama, "mtp")
     folder, _ = target_of("mimo", module("mimo", seed=54), llama, tmp_path)  # without biases
-    with pytest.raises(specrt.errors.LoadError, match="q_proj.bias"):
+    with pytest.raises(specrt.errors.LoadError, match=r"q_proj\.bias"):
         specrt.Engine(folder, MTP())
     with specrt.Engine(folder) as engine:  # the target alone does not read it
         engine.save(tmp_path / "target.specrt")

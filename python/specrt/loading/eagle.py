@@ -117,12 +117,14 @@ def _open_source(folder: Path) -> Source | None:
     ):
         if (folder / f"{file}.index.json").is_file():
             shards = shards_of(folder, f"{file}.index.json")
-            found: Source = reader([folder / one for one in sorted(set(shards.values()))], shards)
-            return found
+            source: Source = reader([folder / one for one in sorted(set(shards.values()))], shards)
+            break
         if (folder / file).is_file():
-            found = reader([folder / file])
-            return found
-    return None
+            source = reader([folder / file])
+            break
+    else:
+        return None
+    return source
 
 
 def _plain_names(source: Source, where: str) -> dict[str, str]:
@@ -199,8 +201,6 @@ class _Reader:
         target: TargetShape,
     ) -> None:
         self.name, self.source, self.plain, self.target = name, source, plain, target
-        self.left = set(plain)
-        self.outer: HfConfig | None = None
         self.raw = raw
 
     def has(self, plain: str) -> bool:
@@ -222,7 +222,7 @@ class _Reader:
             )
         hf.unused("quantization_config")
         fields = decoder(hf, "draft head", positions=2048)
-        biases = {}
+        biases: dict[str, Any] = {}
         for field, key, tensor in (
             ("qkv_bias", "attention_bias", "self_attn.q_proj.bias"),
             ("output_bias", "attention_bias", "self_attn.o_proj.bias"),
@@ -297,7 +297,7 @@ class _Reader:
         if left:
             shown = ", ".join(left[:8]) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
             raise LoadError(
-                f"[{self.name}] expected exactly the tensors of a draft head, got unexpected {shown}"
+                f"[{self.name}] expected exactly a draft head's tensors, got unexpected {shown}"
             )
         return opened
 
@@ -354,11 +354,11 @@ class _Reader:
         if speculators:
             outer = HfConfig(raw, where)
             outer.only("speculators_model_type", "eagle3")
-            config = outer.mapping("speculators_config")
-            if config.get("algorithm", "eagle3") != "eagle3":
+            method = outer.mapping("speculators_config")
+            if method.get("algorithm", "eagle3") != "eagle3":
                 raise LoadError(
                     f"[{where} speculators_config algorithm] expected 'eagle3', got "
-                    f"{config['algorithm']!r}"
+                    f"{method['algorithm']!r}"
                 )
             inner = outer.mapping("transformer_layer_config")
             outer.unused("tie_word_embeddings", "embed_requires_grad")
@@ -372,7 +372,7 @@ class _Reader:
             return outer.flag(key, nested.flag(key, default))
 
         use_aux = nested.flag("use_aux_hidden_state", True)
-        flags = {
+        flags: dict[str, Any] = {
             "head_norm_before_residual": flag("norm_before_residual", speculators),
             "head_norm_output": flag("norm_output", False),
             "head_input_norm": flag("norm_before_fc", False),

@@ -82,6 +82,7 @@ _LAYOUTS = (
     ),
 )
 
+
 def open_mtp(checkpoint: Checkpoint | None, *, dtype: str = "auto") -> HeadCheckpoint:
     """The module in an open checkpoint; its source stays the checkpoint's.
 
@@ -109,10 +110,11 @@ def open_mtp(checkpoint: Checkpoint | None, *, dtype: str = "auto") -> HeadCheck
     if checkpoint.transform is not None:
         raise UnsupportedError(f"[{label}] modules of a {fields.family} model are not supported")
     names = {one: prefix + name for one, name in layout.names.items()}
-    own = {one: names[one] in tensors for one in ("embedding", "lm_head") if one in names}
-    for one, stored in (("embedding", "embedding"), ("lm_head", "lm_head")):
+    own: dict[str, bool] = {}
+    for one in ("embedding", "lm_head"):
+        own[one] = one in names and names[one] in tensors
         # A copy of the target's table is not held twice.
-        if own.get(one) and _same(checkpoint, names[one], stored):
+        if own[one] and _same(checkpoint, names[one], one):
             own[one] = False
             tensors.discard(names[one])
     for canonical, stored_name in checkpoint.layer_names(0).items():
@@ -127,8 +129,8 @@ def open_mtp(checkpoint: Checkpoint | None, *, dtype: str = "auto") -> HeadCheck
         head_hidden_norm=True,
         head_zero_first=layout.zero_first,
         head_norm_output=layout.norm_output,
-        head_own_embedding=own.get("embedding", False),
-        head_own_lm_head=own.get("lm_head", False),
+        head_own_embedding=own["embedding"],
+        head_own_lm_head=own["lm_head"],
     )
     opened = HeadCheckpoint(
         name=label,

@@ -9,7 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ._core import DraftTree
 from .errors import InvalidArgumentError, LoadError
@@ -114,7 +114,7 @@ def _tree_sizes(spec: _HeadSpec, tokens: int | None) -> tuple[int, int | None]:
             )
         nodes = spec.total_token - 1
     if nodes is None:
-        nodes = 4 if spec.top_k == 1 else 59
+        nodes = spec.default_tokens if spec.top_k == 1 else 59
         if spec.top_k == 1 and spec.depth is not None:
             nodes = spec.depth + 1
     if tokens is not None:
@@ -128,12 +128,14 @@ def _tree_sizes(spec: _HeadSpec, tokens: int | None) -> tuple[int, int | None]:
 class _HeadSpec:
     """What heads over the target's hidden states have in common.
 
-    With `top_k` 1 the draft is a chain of `num_speculative_tokens` (4). With more it is a tree as
+    With `top_k` 1 the draft is a chain of `num_speculative_tokens`. With more it is a tree as
     EAGLE-2 grows it, with EAGLE's own names and defaults: on each of 1 + `depth` (7) levels the
     `top_k` best nodes get `top_k` children, and the best `total_token` - 1 (59) of all are the
     draft; `num_speculative_tokens` is that number of nodes.
     """
 
+    default_tokens: ClassVar[int] = 4
+    """Of a chain."""
     _: KW_ONLY
     dtype: str = "auto"
     """As `Engine`'s, of the head's own weights."""
@@ -204,8 +206,10 @@ class MTP(_HeadSpec):
     """The multi-token prediction module inside the target's own checkpoint.
 
     MiMo's, Qwen3-Next's and DeepSeek-V3's names are known (Gloeckle et al., arXiv 2404.19737;
-    DeepSeek-V3, 2412.19437). More tokens than there are modules run the last one again.
+    DeepSeek-V3, 2412.19437). More tokens than the one that it was made for run it again.
     """
+
+    default_tokens: ClassVar[int] = 1
 
 
 AnyDrafter = NGram | DraftModel | Eagle | Eagle3 | MTP | Drafter

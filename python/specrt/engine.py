@@ -594,7 +594,12 @@ class Engine:
             self._waiting.extendleft(reversed(held))
 
     def _own_drafter(self) -> _core.CoreDrafter | None:
-        """For one request: a drafter in Python gets a wrapper each, to keep its errors apart."""
+        """For one request: a drafter in Python gets a wrapper each, to keep its errors apart.
+
+        None where nothing is ever drafted: then no hidden states are captured either.
+        """
+        if self.num_speculative_tokens == 0:
+            return None
         if self._python_drafter is not None:
             return _core.make_python_drafter(self._python_drafter)
         return self._drafter

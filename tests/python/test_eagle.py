@@ -262,6 +262,19 @@ def test_a_head_that_knows_is_always_accepted(tmp_path: Path) -> None:
         with specrt.Engine(target, spec) as engine:
             metrics = engine.generate([3, 4, 5], greedy(13)).metrics
             assert (metrics.drafted_tokens, metrics.accepted_tokens, metrics.rounds) == (9, 9, 3)
+    # Traps, sprung on purpose: the state fed back is the one before the final norm, and the
+    # residual stream starts from the state before its norm. A one-hot that was normed is four times
+    # as large, and the MLP's step no longer turns it: then the second draft is wrong, or all are.
+    for flag, numbers in (("norm_output", (16, 6, 6)), ("norm_before_residual", (30, 0, 12))):
+        folder = write(tmp_path / flag, head.config(**{flag: True}), head.stored())
+        spec = Eagle3(folder, num_speculative_tokens=3, aux_layer_ids=layers)
+        with specrt.Engine(target, spec) as engine:
+            metrics = engine.generate([3, 4, 5], greedy(13)).metrics
+            assert (
+                metrics.drafted_tokens,
+                metrics.accepted_tokens,
+                metrics.rounds,
+            ) == numbers, flag
     # With a map of another order of ids the same drafts are other tokens.
     head = echo_head(draft_vocab=8)
     head.tensors["d2t"] = torch.arange(8)  # the even tokens: d + d2t[d] = 2 d
@@ -272,7 +285,9 @@ def test_a_head_that_knows_is_always_accepted(tmp_path: Path) -> None:
         target, Eagle3(folder, num_speculative_tokens=1, aux_layer_ids=layers)
     ) as engine:
         seen = watched(engine)
-        metrics = engine.generate([2, 3, 4], greedy(16)).metrics
+        metrics = engine.generate([2, 3], greedy(12)).metrics
+        # 4 comes from the prompt; the draft behind it cannot be 5, all others are right.
+        assert (metrics.drafted_tokens, metrics.accepted_tokens, metrics.rounds) == (6, 5, 6)
     assert all(token % 2 == 0 for _, tree in seen for (token,) in tree)
     # Only where the next token is even is it right: after odd ones.
     assert all(list(tree) == [((tokens[-1] + 1) % 16,)] for tokens, tree in seen if tokens[-1] % 2)

@@ -4,6 +4,7 @@
 set(specrt_sources
     src/core/draft_tree.cpp
     src/core/error.cpp
+    src/core/features.cpp
     src/core/kv_cache.cpp
     src/core/kv_check.cpp
     src/core/kv_dtype.cpp
@@ -22,10 +23,15 @@ set(specrt_sources
     src/cpu/scalar.cpp
     src/cpu/thread_pool.cpp
     src/cpu/thread_team.cpp
+    src/decode/candidate_tree.cpp
     src/decode/choose.cpp
     src/decode/decide.cpp
     src/decode/decoder.cpp
+    src/decode/drafter.cpp
+    src/decode/features.cpp
     src/decode/filter.cpp
+    src/decode/head_drafter.cpp
+    src/decode/head_memory.cpp
     src/decode/logits_state.cpp
     src/decode/model_drafter.cpp
     src/decode/ngram_drafter.cpp
@@ -38,6 +44,7 @@ set(specrt_sources
     src/model/buffer.cpp
     src/model/calibration.cpp
     src/model/config.cpp
+    src/model/draft_head.cpp
     src/model/forward.cpp
     src/model/head.cpp
     src/model/input_moments.cpp

@@ -9,6 +9,7 @@
 #include "specrt/cpu.h"
 #include "specrt/draft_tree.h"
 #include "specrt/export.h"
+#include "specrt/features.h"
 #include "specrt/memory.h"
 #include "specrt/sampling.h"
 #include "specrt/types.h"
@@ -17,6 +18,7 @@ namespace specrt {
 
 class LogitsState;
 class Model;
+struct ModelConfig;
 
 /// What a drafter is asked for, one sequence.
 struct DraftRequest {
@@ -48,6 +50,19 @@ class SPECRT_API Drafter {
 
   /// Tokens that the target chose and committed.
   virtual void observe(SequenceId id, std::span<const TokenId> committed) = 0;
+
+  /// The target's hidden states that it reads; a decoder is made with room for them
+  /// (DecoderOptions::features). Does not change.
+  virtual const TargetFeatures& features() const;
+  /// Whether this sequence's are still of use: where not, nothing is captured for it.
+  virtual bool wants_features(SequenceId) const { return true; }
+  /// The first so many positions of an admitted sequence may come without features, out of the
+  /// target's prefix cache: what the drafter has of them already. Those that read features of
+  /// every position and do not say so get all of them, and the target computes the whole prompt.
+  virtual std::int64_t known_positions(SequenceId id) const;
+  /// Features of processed tokens, one entry a sequence, after observe(): of prompts chunk by
+  /// chunk, then of what each round committed, without gaps, those of an ending sequence too.
+  virtual void observe_features(std::span<const ObservedFeatures> batch);
 
   virtual void release(SequenceId id) = 0;
   virtual MemoryUse memory() const = 0;
@@ -94,5 +109,31 @@ struct SPECRT_API DraftModelOptions {
 SPECRT_API std::shared_ptr<Drafter> make_model_drafter(
     const Model& model, std::int64_t target_vocab_size, const DraftModelOptions& options,
     std::shared_ptr<const VocabularyMap> vocabulary = nullptr);
+
+struct SPECRT_API DraftHeadOptions : DraftModelOptions {
+  std::string name = "eagle";  ///< in metrics and messages
+  TargetFeatures features;     ///< head.feature_parts of them
+  std::int64_t depth = 8;      ///< tokens along a path, at most
+  std::int64_t top_k = 1;  ///< children of a node, and nodes of a level that get any; 1: a chain
+  /// Target ids of the head's output vocabulary; empty: they are the same.
+  std::vector<TokenId> target_of_draft;
+};
+
+/// A head over the target's hidden states drafts a chain, or a tree as EAGLE-2 grows it (Li et al.
+/// 2401.15077, 2406.16858, 2503.01840; multi-token prediction, 2404.19737). Its K/V of committed
+/// tokens are made of the target's own hidden states, those of draft nodes of the head's. Greedy
+/// requests get the most likely children; with `coupled` verification requests that sample get
+/// those that the target's noise favours, otherwise a tree of fixed shape whose children are
+/// sampled without replacement. Beyond max_model_len nothing is drafted.
+SPECRT_API std::shared_ptr<Drafter> make_head_drafter(const Model& head, const Model& target,
+                                                      const DraftHeadOptions& options);
+
+/// What make_head_drafter() takes, and the KV cache that `sequences` sequences of `tokens` tokens
+/// need of it, as for decoders. `target_vocab_size` is the target's.
+SPECRT_API MemoryUse memory_of(const ModelConfig& head, Precision precision,
+                               const DraftHeadOptions& options, std::int64_t target_vocab_size);
+SPECRT_API std::int64_t kv_cache_bytes_for(const ModelConfig& head, Precision precision,
+                                           const DraftHeadOptions& options, std::int64_t sequences,
+                                           std::int64_t tokens);
 
 }  // namespace specrt

@@ -27,6 +27,37 @@ enum class QkNorm : std::uint8_t {
   whole = 2,  ///< all heads together, weight [heads * head_dim] (OLMo 2)
 };
 
+/// What a draft head makes of the target's hidden states and the token behind them.
+enum class HeadKind : std::uint8_t {
+  none = 0,    ///< a model of its own: layers read the token's embedding
+  fused = 1,   ///< layers read fc(cat[embedding, hidden]) (EAGLE, MTP)
+  beside = 2,  ///< fc makes one hidden state of several, which is the residual stream; the first
+               ///< layer's attention reads it beside the embedding, both normed (EAGLE-3)
+};
+
+/// A draft head: some layers of a decoder over the target's hidden states. Behind the first drafted
+/// token its own last hidden state stands for the target's.
+struct SPECRT_API HeadConfig {
+  HeadKind kind = HeadKind::none;
+  std::int64_t input_vocab = 0;    ///< of the embedding; vocab_size is that of the output head
+  std::int64_t feature_parts = 1;  ///< hidden states of the target that it reads at a position
+  std::int64_t feature_size = 0;   ///< of each of them
+  bool fc = true;                  ///< false (beside only): the hidden state is taken as it is
+  bool fc_bias = false;
+  bool hidden_first = false;          ///< fused: cat[hidden, embedding]
+  bool embedding_norm = false;        ///< fused: the embedding normed before fc
+  bool hidden_norm = false;           ///< fused: the hidden state normed before fc
+  bool zero_first = false;            ///< fused: the embedding at position 0 counts as zeros
+  bool first_norm = true;             ///< fused: whether layer 0 has an attention_norm
+  bool input_norm = false;            ///< beside: all parts together normed before fc
+  bool part_norms = false;            ///< beside: each part normed before fc
+  bool norm_before_residual = false;  ///< beside: the residual stream starts from the normed state
+  bool final_norm = true;             ///< before the output head
+  bool norm_output = false;           ///< the state that is fed back went through the final norm
+  bool own_embedding = true;          ///< false: the target's
+  bool own_lm_head = true;            ///< false: the target's
+};
+
 /// Everything that decides a decoder-only transformer's arithmetic. A family (Llama, Qwen2, ...)
 /// is a way to fill this in; the core knows no families.
 struct SPECRT_API ModelConfig {
@@ -60,6 +91,7 @@ struct SPECRT_API ModelConfig {
   bool mlp_bias = false;
   bool tied_embeddings = false;
   std::vector<TokenId> eos_token_ids;  ///< for callers: the core stops only where it is told to
+  HeadConfig head;
 
   /// Throws InvalidArgument naming the first field that does not fit the others.
   void check() const;
@@ -80,6 +112,10 @@ struct SPECRT_API TensorSpec {
 ///   config has them), layers.{i}.attention.{q,k}_norm (as qk_norm has them),
 ///   layers.{i}.mlp_norm and .mlp_post_norm [hidden], layers.{i}.mlp.{gate,up,down} (and .bias),
 ///   norm [hidden], lm_head [vocab, hidden] (absent where embeddings are tied).
+/// Of a draft head also fc [hidden, inputs] (and .bias), embedding_norm and hidden_norm [hidden],
+///   input_norm [parts * size] or part_norms.{p} [size] as its config has them. With `beside`,
+///   layers.0.attention.{q,k,v} have twice the inputs, and layers.0.attention_norm is the
+///   embedding's.
 SPECRT_API std::vector<TensorSpec> tensors_of(const ModelConfig& config);
 
 /// Bytes of packed weights: exactly what ModelBuilder allocates.

@@ -53,6 +53,69 @@ class PythonDrafter final : public Drafter {
   std::string name_;
 };
 
+/// Another drafter, and a function that is told every draft: (tokens so far, tree).
+class WatchedDrafter final : public Drafter {
+ public:
+  WatchedDrafter(std::shared_ptr<Drafter> inner, py::object told)
+      : inner_(std::move(inner)), told_(std::move(told)) {}
+  ~WatchedDrafter() override {
+    const py::gil_scoped_acquire held;
+    told_ = py::object();
+  }
+
+  const std::string& name() const override { return inner_->name(); }
+  void admit(SequenceId id, std::span<const TokenId> prompt, std::int64_t max_length) override {
+    inner_->admit(id, prompt, max_length);
+  }
+  void propose(std::span<const DraftRequest> requests, std::span<DraftTree> out) override {
+    inner_->propose(requests, out);
+    call_python("", [&] {
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        told_(std::vector<TokenId>(requests[i].tokens.begin(), requests[i].tokens.end()), out[i]);
+      }
+    });
+  }
+  void observe(SequenceId id, std::span<const TokenId> committed) override {
+    inner_->observe(id, committed);
+  }
+  const TargetFeatures& features() const override { return inner_->features(); }
+  bool wants_features(SequenceId id) const override { return inner_->wants_features(id); }
+  std::int64_t known_positions(SequenceId id) const override { return inner_->known_positions(id); }
+  void observe_features(std::span<const ObservedFeatures> batch) override {
+    inner_->observe_features(batch);
+  }
+  void release(SequenceId id) override { inner_->release(id); }
+  MemoryUse memory() const override { return inner_->memory(); }
+
+ private:
+  std::shared_ptr<Drafter> inner_;
+  py::object told_;
+};
+
+/// The options of a draft head, given as keywords of several functions.
+DraftHeadOptions head_options(const std::string& name, std::int64_t kv_cache_bytes,
+                              std::int64_t max_model_len, int max_batch_size, int max_rows,
+                              int block_size, const std::string& kv_cache_dtype,
+                              bool enable_prefix_caching, std::vector<std::int64_t> feature_layers,
+                              bool feature_normed, std::int64_t depth, std::int64_t top_k,
+                              std::vector<TokenId> target_of_draft) {
+  DraftHeadOptions options;
+  options.name = name;
+  options.kv_cache_bytes = kv_cache_bytes;
+  options.max_model_len = max_model_len;
+  options.max_batch_size = max_batch_size;
+  options.max_rows = max_rows;
+  options.block_size = block_size;
+  options.kv_cache_dtype = kv_cache_dtype;
+  options.enable_prefix_caching = enable_prefix_caching;
+  options.features.layers = std::move(feature_layers);
+  options.features.normed = feature_normed;
+  options.depth = depth;
+  options.top_k = top_k;
+  options.target_of_draft = std::move(target_of_draft);
+  return options;
+}
+
 }  // namespace
 
 void bind_drafter(py::module_& module) {
@@ -105,6 +168,78 @@ void bind_drafter(py::module_& module) {
       py::arg("block_size"), py::arg("kv_cache_dtype") = "auto", py::arg("enable_prefix_caching"),
       py::arg("vocabulary") = py::none(), py::arg("team"), py::arg("cpu_isa"),
       py::arg("check_invariants") = false);
+
+  module.def(
+      "make_head_drafter",
+      [](const Model& head, const Model& target, const std::string& name,
+         std::int64_t kv_cache_bytes, std::int64_t max_model_len, int max_batch_size, int max_rows,
+         int block_size, const std::string& kv_cache_dtype, bool enable_prefix_caching,
+         std::vector<std::int64_t> feature_layers, bool feature_normed, std::int64_t depth,
+         std::int64_t top_k, std::vector<TokenId> target_of_draft, std::shared_ptr<ThreadTeam> team,
+         const std::string& cpu_isa, bool check_invariants) {
+        DraftHeadOptions options =
+            head_options(name, kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
+                         kv_cache_dtype, enable_prefix_caching, std::move(feature_layers),
+                         feature_normed, depth, top_k, std::move(target_of_draft));
+        options.team = std::move(team);
+        options.cpu_isa = cpu_isa;
+        options.check_invariants = check_invariants;
+        const py::gil_scoped_release released;
+        return make_head_drafter(head, target, options);
+      },
+      py::arg("head"), py::arg("target"), py::kw_only(), py::arg("name"), py::arg("kv_cache_bytes"),
+      py::arg("max_model_len"), py::arg("max_batch_size"), py::arg("max_rows"),
+      py::arg("block_size"), py::arg("kv_cache_dtype"), py::arg("enable_prefix_caching"),
+      py::arg("feature_layers"), py::arg("feature_normed"), py::arg("depth"), py::arg("top_k"),
+      py::arg("target_of_draft"), py::arg("team"), py::arg("cpu_isa"),
+      py::arg("check_invariants") = false,
+      "A head over the target's hidden states: a chain (top_k 1) or EAGLE-2's trees.");
+  module.def(
+      "head_memory_of",
+      [](const ModelConfig& config, const std::string& dtype, std::int64_t target_vocab_size,
+         std::int64_t kv_cache_bytes, std::int64_t max_model_len, int max_batch_size, int max_rows,
+         int block_size, const std::string& kv_cache_dtype, bool enable_prefix_caching,
+         std::vector<std::int64_t> feature_layers, bool feature_normed, std::int64_t depth,
+         std::int64_t top_k, std::vector<TokenId> target_of_draft) {
+        return memory_of(
+            config, precision_from_name(dtype),
+            head_options("", kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
+                         kv_cache_dtype, enable_prefix_caching, std::move(feature_layers),
+                         feature_normed, depth, top_k, std::move(target_of_draft)),
+            target_vocab_size);
+      },
+      py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("target_vocab_size"),
+      py::arg("kv_cache_bytes"), py::arg("max_model_len"), py::arg("max_batch_size"),
+      py::arg("max_rows"), py::arg("block_size"), py::arg("kv_cache_dtype"),
+      py::arg("enable_prefix_caching"), py::arg("feature_layers"), py::arg("feature_normed"),
+      py::arg("depth"), py::arg("top_k"), py::arg("target_of_draft"),
+      "What make_head_drafter() takes, before it is made.");
+  module.def(
+      "head_kv_cache_bytes_for",
+      [](const ModelConfig& config, const std::string& dtype, std::int64_t max_model_len,
+         int max_batch_size, int max_rows, int block_size, const std::string& kv_cache_dtype,
+         bool enable_prefix_caching, std::vector<std::int64_t> feature_layers, bool feature_normed,
+         std::int64_t depth, std::int64_t top_k, std::int64_t sequences, std::int64_t tokens) {
+        return kv_cache_bytes_for(
+            config, precision_from_name(dtype),
+            head_options("", 0, max_model_len, max_batch_size, max_rows, block_size, kv_cache_dtype,
+                         enable_prefix_caching, std::move(feature_layers), feature_normed, depth,
+                         top_k, {}),
+            sequences, tokens);
+      },
+      py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("max_model_len"),
+      py::arg("max_batch_size"), py::arg("max_rows"), py::arg("block_size"),
+      py::arg("kv_cache_dtype"), py::arg("enable_prefix_caching"), py::arg("feature_layers"),
+      py::arg("feature_normed"), py::arg("depth"), py::arg("top_k"), py::arg("sequences"),
+      py::arg("tokens"), "A head's KV bytes for that many sequences of that many tokens.");
+
+  module.def(
+      "make_watched_drafter",
+      [](std::shared_ptr<Drafter> inner, py::object told) -> std::shared_ptr<Drafter> {
+        return std::make_shared<WatchedDrafter>(std::move(inner), std::move(told));
+      },
+      py::arg("inner"), py::arg("told"),
+      "The same drafter; told(tokens, tree) is called with every draft that it makes.");
 
   module.def(
       "make_python_drafter",

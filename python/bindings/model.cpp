@@ -81,6 +81,25 @@ void read_fields(const py::kwargs& given, ModelConfig& c) {
   fields.read("mlp_bias", c.mlp_bias);
   fields.read("tied_embeddings", c.tied_embeddings);
   fields.read("eos_token_ids", c.eos_token_ids);
+  HeadConfig& head = c.head;
+  fields.read_choice("head_kind", {"none", "fused", "beside"}, head.kind);
+  fields.read("head_input_vocab", head.input_vocab);
+  fields.read("head_feature_parts", head.feature_parts);
+  fields.read("head_feature_size", head.feature_size);
+  fields.read("head_fc", head.fc);
+  fields.read("head_fc_bias", head.fc_bias);
+  fields.read("head_hidden_first", head.hidden_first);
+  fields.read("head_embedding_norm", head.embedding_norm);
+  fields.read("head_hidden_norm", head.hidden_norm);
+  fields.read("head_zero_first", head.zero_first);
+  fields.read("head_first_norm", head.first_norm);
+  fields.read("head_input_norm", head.input_norm);
+  fields.read("head_part_norms", head.part_norms);
+  fields.read("head_norm_before_residual", head.norm_before_residual);
+  fields.read("head_final_norm", head.final_norm);
+  fields.read("head_norm_output", head.norm_output);
+  fields.read("head_own_embedding", head.own_embedding);
+  fields.read("head_own_lm_head", head.own_lm_head);
   fields.check_all_known();
 }
 

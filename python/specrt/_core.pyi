@@ -23,11 +23,15 @@ __all__: list[str] = [
     "available_cpu_isas",
     "cpu_isa",
     "default_thread_count",
+    "head_kv_cache_bytes_for",
+    "head_memory_of",
     "kv_cache_bytes_for",
+    "make_head_drafter",
     "make_model_drafter",
     "make_ngram_drafter",
     "make_python_constraint",
     "make_python_drafter",
+    "make_watched_drafter",
     "memory_of",
     "plan_fixed",
     "quantise_compensated",
@@ -325,7 +329,14 @@ class Decoder:
         team: ThreadTeam,
         cpu_isa: str,
         check_invariants: bool,
-    ) -> None: ...
+        feature_layers: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        feature_normed: bool = False,
+    ) -> None:
+        """
+        feature_layers, feature_normed: the target's hidden states that drafters may read: the
+        residual stream as it enters these layers, and the final norm's output.
+        """
+
     def add(
         self,
         prompt: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
@@ -448,6 +459,51 @@ def default_thread_count() -> int:
     """
 
 
+def head_kv_cache_bytes_for(
+    config: ModelConfig,
+    dtype: str,
+    *,
+    max_model_len: typing.SupportsInt | typing.SupportsIndex,
+    max_batch_size: typing.SupportsInt | typing.SupportsIndex,
+    max_rows: typing.SupportsInt | typing.SupportsIndex,
+    block_size: typing.SupportsInt | typing.SupportsIndex,
+    kv_cache_dtype: str,
+    enable_prefix_caching: bool,
+    feature_layers: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    feature_normed: bool,
+    depth: typing.SupportsInt | typing.SupportsIndex,
+    top_k: typing.SupportsInt | typing.SupportsIndex,
+    sequences: typing.SupportsInt | typing.SupportsIndex,
+    tokens: typing.SupportsInt | typing.SupportsIndex,
+) -> int:
+    """
+    A head's KV bytes for that many sequences of that many tokens.
+    """
+
+
+def head_memory_of(
+    config: ModelConfig,
+    dtype: str,
+    *,
+    target_vocab_size: typing.SupportsInt | typing.SupportsIndex,
+    kv_cache_bytes: typing.SupportsInt | typing.SupportsIndex,
+    max_model_len: typing.SupportsInt | typing.SupportsIndex,
+    max_batch_size: typing.SupportsInt | typing.SupportsIndex,
+    max_rows: typing.SupportsInt | typing.SupportsIndex,
+    block_size: typing.SupportsInt | typing.SupportsIndex,
+    kv_cache_dtype: str,
+    enable_prefix_caching: bool,
+    feature_layers: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    feature_normed: bool,
+    depth: typing.SupportsInt | typing.SupportsIndex,
+    top_k: typing.SupportsInt | typing.SupportsIndex,
+    target_of_draft: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+) -> MemoryUse:
+    """
+    What make_head_drafter() takes, before it is made.
+    """
+
+
 def kv_cache_bytes_for(
     config: ModelConfig,
     dtype: str,
@@ -463,6 +519,32 @@ def kv_cache_bytes_for(
 ) -> int:
     """
     KV bytes for that many sequences of that many tokens.
+    """
+
+
+def make_head_drafter(
+    head: Model,
+    target: Model,
+    *,
+    name: str,
+    kv_cache_bytes: typing.SupportsInt | typing.SupportsIndex,
+    max_model_len: typing.SupportsInt | typing.SupportsIndex,
+    max_batch_size: typing.SupportsInt | typing.SupportsIndex,
+    max_rows: typing.SupportsInt | typing.SupportsIndex,
+    block_size: typing.SupportsInt | typing.SupportsIndex,
+    kv_cache_dtype: str,
+    enable_prefix_caching: bool,
+    feature_layers: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    feature_normed: bool,
+    depth: typing.SupportsInt | typing.SupportsIndex,
+    top_k: typing.SupportsInt | typing.SupportsIndex,
+    target_of_draft: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    team: ThreadTeam,
+    cpu_isa: str,
+    check_invariants: bool = False,
+) -> CoreDrafter:
+    """
+    A head over the target's hidden states: a chain (top_k 1) or EAGLE-2's trees.
     """
 
 
@@ -506,6 +588,12 @@ def make_python_drafter(object: typing.Any) -> CoreDrafter:
     """
 
 
+def make_watched_drafter(inner: CoreDrafter, told: typing.Any) -> CoreDrafter:
+    """
+    The same drafter; told(tokens, tree) is called with every draft that it makes.
+    """
+
+
 def memory_of(
     config: ModelConfig,
     dtype: str,
@@ -517,6 +605,8 @@ def memory_of(
     block_size: typing.SupportsInt | typing.SupportsIndex,
     kv_cache_dtype: str = "auto",
     enable_prefix_caching: bool,
+    feature_layers: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+    feature_normed: bool = False,
 ) -> MemoryUse:
     """
     What a Decoder of these options takes, before it is made.

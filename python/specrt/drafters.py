@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from ._core import DraftTree
-from .errors import InvalidArgumentError
+from .errors import InvalidArgumentError, LoadError
 
-__all__ = ["DraftModel", "Drafter", "NGram", "resolve"]
+__all__ = ["MTP", "DraftModel", "Drafter", "Eagle", "Eagle3", "NGram", "resolve"]
 
 
 class Drafter(ABC):
@@ -87,20 +88,148 @@ class DraftModel:
     num_speculative_tokens: int = 4
 
 
-AnyDrafter = NGram | DraftModel | Drafter
+def _tree_sizes(spec: _HeadSpec, tokens: int | None) -> tuple[int, int | None]:
+    """Nodes a round and levels (None: as many as nodes) of a head's chain or tree."""
+    for name, value in (
+        ("num_speculative_tokens", spec.num_speculative_tokens),
+        ("total_token", spec.total_token),
+        ("depth", spec.depth),
+        ("top_k", spec.top_k),
+    ):
+        if value is None and name != "top_k":
+            continue
+        least = 2 if name == "total_token" else 1 if name != "depth" else 0
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+            raise InvalidArgumentError(f"[{name}] expected an integer >= {least}, got {value!r}")
+    if spec.top_k > 64:
+        raise InvalidArgumentError(f"[top_k] expected at most 64, got {spec.top_k}")
+    if spec.depth is not None and spec.depth >= 1024:
+        raise InvalidArgumentError(f"[depth] expected at most 1023, got {spec.depth}")
+    nodes = spec.num_speculative_tokens
+    if spec.total_token is not None:
+        if nodes is not None and nodes != spec.total_token - 1:
+            raise InvalidArgumentError(
+                f"[total_token] expected num_speculative_tokens + 1 = {nodes + 1} (it counts the "
+                f"token before the draft), got {spec.total_token}"
+            )
+        nodes = spec.total_token - 1
+    if nodes is None:
+        nodes = spec.default_tokens if spec.top_k == 1 else 59
+        if spec.top_k == 1 and spec.depth is not None:
+            nodes = spec.depth + 1
+    if tokens is not None:
+        nodes = tokens
+    if spec.depth is not None:
+        return nodes, spec.depth + 1
+    return nodes, None if spec.top_k == 1 else 8
+
+
+@dataclass(frozen=True)
+class _HeadSpec:
+    """What heads over the target's hidden states have in common.
+
+    With `top_k` 1 the draft is a chain of `num_speculative_tokens`. With more it is a tree as
+    EAGLE-2 grows it, with EAGLE's own names and defaults: on each of 1 + `depth` (7) levels the
+    `top_k` best nodes get `top_k` children, and the best `total_token` - 1 (59) of all are the
+    draft; `num_speculative_tokens` is that number of nodes.
+    """
+
+    default_tokens: ClassVar[int] = 4
+    """Of a chain."""
+    _: KW_ONLY
+    dtype: str = "auto"
+    """As `Engine`'s, of the head's own weights."""
+    num_speculative_tokens: int | None = None
+    total_token: int | None = None
+    depth: int | None = None
+    top_k: int = 1
+
+    def __post_init__(self) -> None:
+        nodes, _ = _tree_sizes(self, None)
+        object.__setattr__(self, "num_speculative_tokens", nodes)
+
+    def levels(self, tokens: int) -> int:
+        """Tokens along a path at most, where a round has `tokens` nodes."""
+        _, levels = _tree_sizes(self, None)
+        return max(1, min(tokens, 1024) if levels is None else levels)
+
+
+@dataclass(frozen=True)
+class Eagle(_HeadSpec):
+    """An EAGLE-1 or EAGLE-2 head (Li et al., arXiv 2401.15077 and 2406.16858).
+
+    `model` is a folder or hub id with config.json and pytorch_model.bin (which needs torch) or
+    model.safetensors. Chains and trees are described at their options.
+    """
+
+    model: Any = None
+    """The head's folder or hub id."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.model, (str, os.PathLike)):
+            raise InvalidArgumentError(
+                f"[model] expected the folder or hub id of a head, got {self.model!r}"
+            )
+
+
+@dataclass(frozen=True)
+class Eagle3(Eagle):
+    """An EAGLE-3 head (Li et al., arXiv 2503.01840), in EAGLE's, vLLM's or speculators' layout.
+
+    The head reads hidden states of several layers of the target: those that its config names, or
+    `aux_layer_ids`, or, with a warning, 2, n // 2 and n - 3 of n layers. An id is the layer whose
+    *input* is read; with `aux_convention="output"`, the layer whose output is (one more).
+    """
+
+    _: KW_ONLY
+    aux_layer_ids: tuple[int, ...] | None = None
+    aux_convention: Literal["input", "output"] = "input"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.aux_convention not in ("input", "output"):
+            raise InvalidArgumentError(
+                f"[aux_convention] expected 'input' or 'output', got {self.aux_convention!r}"
+            )
+        if self.aux_layer_ids is not None:
+            ids = self.aux_layer_ids
+            if not isinstance(ids, (list, tuple)) or not all(
+                isinstance(one, int) and not isinstance(one, bool) for one in ids
+            ):
+                raise InvalidArgumentError(f"[aux_layer_ids] expected layer ids, got {ids!r}")
+            object.__setattr__(self, "aux_layer_ids", tuple(ids))
+
+
+@dataclass(frozen=True)
+class MTP(_HeadSpec):
+    """The multi-token prediction module inside the target's own checkpoint.
+
+    MiMo's, Qwen3-Next's and DeepSeek-V3's names are known (Gloeckle et al., arXiv 2404.19737;
+    DeepSeek-V3, 2412.19437). More tokens than the one that it was made for run it again.
+    """
+
+    default_tokens: ClassVar[int] = 1
+
+
+AnyDrafter = NGram | DraftModel | Eagle | Eagle3 | MTP | Drafter
+_KINDS = (NGram, DraftModel, Eagle, MTP, Drafter)
 
 
 def resolve(drafter: Any) -> AnyDrafter | None:
     """`Engine`'s `drafter` argument as one of the classes above.
 
-    None, "ngram", an object of these classes, or a smaller model given as `Engine`'s target would
-    be. Raises InvalidArgumentError for anything else.
+    None, "ngram", "mtp", an object of these classes, or a smaller model given as `Engine`'s target
+    would be; a folder or hub id may also hold a head, which its config and tensors tell. Raises
+    InvalidArgumentError for anything else.
     """
-    if drafter is None or isinstance(drafter, (NGram, DraftModel, Drafter)):
+    if drafter is None or isinstance(drafter, _KINDS):
         return drafter
     if isinstance(drafter, str) and drafter == "ngram":
         return NGram()
-    if isinstance(drafter, type) and issubclass(drafter, (NGram, DraftModel, Drafter)):
+    if isinstance(drafter, str) and drafter == "mtp":
+        return MTP()
+    if isinstance(drafter, type) and issubclass(drafter, _KINDS):
         raise InvalidArgumentError(
             f"[drafter] expected an object, got the class {drafter.__name__}: write "
             f"{drafter.__name__}(...)"
@@ -110,13 +239,33 @@ def resolve(drafter: Any) -> AnyDrafter | None:
         # A word that is neither a hub id ("owner/name") nor a path is a misspelt kind.
         if "/" not in text and os.sep not in text and not os.path.exists(text):
             raise InvalidArgumentError(
-                f"[drafter] expected None, 'ngram', a path or hub id of a smaller model, or an "
-                f"object of specrt.drafters, got {text!r}"
+                f"[drafter] expected None, 'ngram', 'mtp', a path or hub id of a smaller model or "
+                f"head, or an object of specrt.drafters, got {text!r}"
             )
-        return DraftModel(model=drafter)
+        return _recognise(drafter)
     if hasattr(drafter, "state_dict") and hasattr(drafter, "config"):
         return DraftModel(model=drafter)
     raise InvalidArgumentError(
-        f"[drafter] expected None, 'ngram', a path or hub id of a smaller model, or an object of "
-        f"specrt.drafters, got {type(drafter).__name__}"
+        f"[drafter] expected None, 'ngram', 'mtp', a path or hub id of a smaller model or head, or "
+        f"an object of specrt.drafters, got {type(drafter).__name__}"
     )
+
+
+def _recognise(model: str | os.PathLike[str]) -> AnyDrafter:
+    """What a folder or hub id holds: an EAGLE head, or else a model."""
+    from .loading.eagle import is_eagle, is_eagle3
+    from .loading.open import find_folder
+
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        if folder.exists() or os.fspath(model).endswith((".gguf", ".specrt")):
+            return DraftModel(model=model)
+        try:
+            folder = find_folder(model, weights=False)
+        except LoadError:  # whoever opens it says what is wrong
+            return DraftModel(model=model)
+    if not is_eagle(folder):
+        return DraftModel(model=model)
+    if is_eagle3(folder):
+        return Eagle3(model)
+    return Eagle(model)

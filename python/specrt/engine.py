@@ -20,8 +20,9 @@ from .assembly import (
     open_draft,
     vocabulary_map,
 )
-from .drafters import Drafter, DraftModel, resolve
+from .drafters import MTP, Drafter, DraftModel, Eagle, resolve
 from .errors import InvalidArgumentError, SpecrtError, UnsupportedError
+from .heads import OpenedHead, open_head
 from .loaded import Opened, open_target
 from .planning import (
     MemoryPlan,
@@ -83,8 +84,8 @@ class Engine:
         """Load a target and its drafter.
 
         target: a folder, a hub id, a .gguf file, a file from `save`, or a transformers model.
-        drafter: None, "ngram", a smaller model given like the target, or an object of
-            `specrt.drafters`.
+        drafter: None, "ngram", "mtp", a smaller model given like the target, a folder or hub id of
+            an EAGLE head, or an object of `specrt.drafters`.
         tokenizer: a Hugging Face tokenizer, or where to load one; None takes the target's own.
         device: "auto" or "cpu".
         dtype: of weights: "float32", "bfloat16", "int8" or "int4" (the weights alone), or "w8a8"
@@ -137,12 +138,16 @@ class Engine:
         self._left: list[Request] = []
         """Requests whose caller has gone while a round was under way."""
         opened = open_target(target, tokenizer=tokenizer, dtype=dtype, max_model_len=max_model_len)
-        draft: Opened | None = None
+        draft: Opened | OpenedHead | None = None
         vocabulary: VocabularyMap | None = None
         try:
             if isinstance(spec, DraftModel):
-                draft = open_draft(spec, opened, max_model_len)
-                vocabulary = vocabulary_map(opened, draft)
+                draft = draft_opened = open_draft(spec, opened, max_model_len)
+                vocabulary = vocabulary_map(opened, draft_opened)
+            elif isinstance(spec, (Eagle, MTP)):
+                draft = open_head(
+                    spec, opened.shape, opened.checkpoint, draft_tokens, max_model_len
+                )
             defaults = SamplingParams.from_generation_config(opened.generation)
             sizes = plan_sizes(
                 opened.shape,
@@ -158,8 +163,9 @@ class Engine:
             if verification != "coupled" and spec is not None:
                 check_full_drafts(sizes, draft_tokens)
             check_room(plan_memory(opened.shape, draft.shape if draft else None, sizes))
-            self._model = opened.load()
+            # A module inside the target's checkpoint is read before that is let go.
             draft_model = draft.load() if draft else None
+            self._model = opened.load()
         finally:
             opened.close()
             if draft:
@@ -168,14 +174,21 @@ class Engine:
         team = _core.ThreadTeam(threads or 0, pin_threads)
         self._decoder: _core.Decoder | None = _core.Decoder(
             self._model,
-            **sizes.options(sizes.target_kv_cache_bytes, sizes.max_model_len),
+            **sizes.target_options(),
             team=team,
             cpu_isa=isa,
             check_invariants=check_invariants,
         )
-        self._drafter = make_drafter(
-            spec, draft_model, vocabulary, opened, sizes, team, isa, check_invariants
-        )
+        self._drafter: _core.CoreDrafter | None
+        if isinstance(draft, OpenedHead):
+            assert draft_model is not None
+            self._drafter = draft.drafter(
+                draft_model, self._model, sizes, team, isa, check_invariants
+            )
+        else:
+            self._drafter = make_drafter(
+                spec, draft_model, vocabulary, opened, sizes, team, isa, check_invariants
+            )
         self.verification: str = verification
         self._grammar: Grammar | None = None
         self._vocab_size = opened.shape.config.vocab_size
@@ -581,7 +594,12 @@ class Engine:
             self._waiting.extendleft(reversed(held))
 
     def _own_drafter(self) -> _core.CoreDrafter | None:
-        """For one request: a drafter in Python gets a wrapper each, to keep its errors apart."""
+        """For one request: a drafter in Python gets a wrapper each, to keep its errors apart.
+
+        None where nothing is ever drafted: then no hidden states are captured either.
+        """
+        if self.num_speculative_tokens == 0:
+            return None
         if self._python_drafter is not None:
             return _core.make_python_drafter(self._python_drafter)
         return self._drafter

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _core
-from .drafters import DraftModel, resolve
+from .drafters import MTP, DraftModel, Eagle, resolve
 from .errors import CapacityError, InvalidArgumentError, LoadError
 from .loading import Checkpoint, ModelFields, open_checkpoint
 from .loading.checkpoint import resolve_dtype
@@ -65,6 +65,20 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Features:
+    """The target's hidden states that a drafter reads, as `specrt::TargetFeatures` has them."""
+
+    layers: tuple[int, ...] = ()
+    """The residual stream as it enters these layers, or, by their number, leaves the last."""
+    normed: bool = False
+    """And the final norm's output."""
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of the core's functions."""
+        return {"feature_layers": list(self.layers), "feature_normed": self.normed}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sizes:
     """Settings that decide how much memory an engine takes."""
 
@@ -77,6 +91,14 @@ class Sizes:
     target_kv_cache_bytes: int
     drafter_kv_cache_bytes: int
     drafter_max_model_len: int
+    features: Features = Features()
+
+    def target_options(self) -> dict[str, Any]:
+        """Keyword arguments of the core's functions, for the target."""
+        return {
+            **self.options(self.target_kv_cache_bytes, self.max_model_len),
+            **self.features.options(),
+        }
 
     def options(self, kv_cache_bytes: int, max_model_len: int) -> dict[str, Any]:
         """Keyword arguments of the core's functions."""
@@ -97,6 +119,25 @@ class ModelShape:
 
     config: _core.ModelConfig
     dtype: str
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """What the sizes of a draft head depend on."""
+
+    config: _core.ModelConfig
+    dtype: str
+    features: Features
+    levels: int
+    top_k: int
+    target_of_draft: tuple[int, ...]
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of the core's functions beside `Sizes.options`."""
+        return {**self.features.options(), "depth": self.levels, "top_k": self.top_k}
+
+
+DrafterShape = ModelShape | HeadShape
 
 
 def core_config(fields: ModelFields, eos_token_ids: tuple[int, ...]) -> _core.ModelConfig:
@@ -124,7 +165,7 @@ _INT32 = ("max_batch_size", "max_num_batched_tokens", "block_size", "threads")
 
 def plan_sizes(
     target: ModelShape,
-    drafter: ModelShape | None,
+    drafter: DrafterShape | None,
     *,
     max_model_len: int | None,
     kv_cache_bytes: int | None,
@@ -172,9 +213,23 @@ def plan_sizes(
     if drafter is not None:
         drafter_length = min(length, drafter.config.max_position_embeddings)
 
-    def needed(model: ModelShape | None, model_length: int, blocks: int) -> int:
+    def needed(model: DrafterShape | None, model_length: int, blocks: int) -> int:
         if model is None:
             return 0
+        if isinstance(model, HeadShape):
+            return _core.head_kv_cache_bytes_for(
+                model.config,
+                model.dtype,
+                max_model_len=model_length,
+                max_batch_size=max_batch_size,
+                max_rows=max_num_batched_tokens,
+                block_size=block_size,
+                kv_cache_dtype=kv_cache_dtype,
+                enable_prefix_caching=enable_prefix_caching,
+                sequences=1,
+                tokens=blocks * block_size,
+                **model.options(),
+            )
         return _core.kv_cache_bytes_for(
             model.config,
             model.dtype,
@@ -215,6 +270,7 @@ def plan_sizes(
         target_kv_cache_bytes=needed(target, length, blocks),
         drafter_kv_cache_bytes=needed(drafter, drafter_length, blocks),
         drafter_max_model_len=drafter_length,
+        features=drafter.features if isinstance(drafter, HeadShape) else Features(),
     )
 
 
@@ -230,20 +286,27 @@ def _most_blocks(needed: Callable[[int], int], most: int, budget: int) -> int:
     return low
 
 
-def plan_memory(target: ModelShape, drafter: ModelShape | None, sizes: Sizes) -> MemoryPlan:
+def plan_memory(target: ModelShape, drafter: DrafterShape | None, sizes: Sizes) -> MemoryPlan:
     """The shares of an engine of these sizes."""
     own = _core.memory_of(
         target.config,
         target.dtype,
-        **sizes.options(sizes.target_kv_cache_bytes, sizes.max_model_len),
+        **sizes.target_options(),
     )
     other = None
     if drafter is not None:
-        other = _core.memory_of(
-            drafter.config,
-            drafter.dtype,
-            **sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len),
-        )
+        options = sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len)
+        if isinstance(drafter, HeadShape):
+            other = _core.head_memory_of(
+                drafter.config,
+                drafter.dtype,
+                target_vocab_size=target.config.vocab_size,
+                target_of_draft=list(drafter.target_of_draft),
+                **options,
+                **drafter.options(),
+            )
+        else:
+            other = _core.memory_of(drafter.config, drafter.dtype, **options)
     return MemoryPlan(
         target_weights=own.weights,
         target_kv_cache=own.kv_cache,
@@ -300,12 +363,27 @@ def plan(
     block_size: int = 16,
     kv_cache_dtype: str = "auto",
     enable_prefix_caching: bool = True,
+    num_speculative_tokens: int | None = None,
 ) -> MemoryPlan:
     """What `Engine` with the same arguments takes, from headers alone; no weight is read."""
+    from .heads import open_head
+
     spec = resolve(drafter)
     check_positive(max_model_len=max_model_len)
-    shape = _shape_at(target, dtype, max_model_len)
-    drafter_shape = None
+    drafter_shape: DrafterShape | None = None
+    if isinstance(spec, (Eagle, MTP)):
+        tokens = spec.num_speculative_tokens or 0
+        if num_speculative_tokens is not None:
+            tokens = num_speculative_tokens
+        shape, checkpoint = open_shape(target, dtype, max_model_len)
+        try:
+            with open_head(spec, shape, checkpoint, tokens, max_model_len) as head:
+                drafter_shape = head.shape
+        finally:
+            if checkpoint is not None:
+                checkpoint.close()
+    else:
+        shape = _shape_at(target, dtype, max_model_len)
     if isinstance(spec, DraftModel):
         drafter_shape = _shape_at(spec.model, spec.dtype, None)
     sizes = plan_sizes(
@@ -336,6 +414,17 @@ def map_saved(target: Any, dtype: str) -> _core.Model | None:
     if dtype != "auto" and resolve_dtype(dtype, set()) != model.dtype:
         raise LoadError(f"[{name}] expected dtype {dtype}, got a file of {model.dtype}")
     return model
+
+
+def open_shape(
+    target: Any, dtype: str, max_model_len: int | None
+) -> tuple[ModelShape, Checkpoint | None]:
+    """A target's shape, and its checkpoint where it is not a saved file."""
+    saved = map_saved(target, dtype)
+    if saved is not None:
+        return ModelShape(saved.config, saved.dtype), None
+    checkpoint = open_checkpoint(target, dtype=dtype, max_model_len=max_model_len)
+    return shape_of(checkpoint), checkpoint
 
 
 def _shape_at(target: Any, dtype: str, max_model_len: int | None) -> ModelShape:

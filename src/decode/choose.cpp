@@ -36,6 +36,7 @@ Chooser::Chooser(const cpu::Kernels& kernels, std::int64_t vocab_size)
       weights_(static_cast<std::size_t>(vocab_size)),
       processed_(static_cast<std::size_t>(vocab_size)),
       law_(static_cast<std::size_t>(vocab_size)),
+      race_weights_(static_cast<std::size_t>(vocab_size)),
       filter_(kernels, vocab_size) {}
 
 std::span<const float> Chooser::processed(std::span<const float> logits, LogitsState& state,
@@ -74,6 +75,54 @@ TokenId Chooser::choose(std::span<const float> logits, const SamplingParams& par
           ->race(filter_.weights().data(), ids.data(), std::ssize(ids),
                  noise_key(params, position, purpose_word(Purpose::target_choice)))
           .token);
+}
+
+// The race again and again, each time without who has won. No ids: a place is its id.
+void Chooser::race_on(std::span<float> weights, std::span<const std::int32_t> ids, double sum,
+                      const cpu::NoiseKey& key, std::int64_t count) {
+  picks_.clear();
+  while (std::ssize(picks_) < count) {
+    const cpu::Race race = kernels_->race(weights.data(), ids.empty() ? nullptr : ids.data(),
+                                          std::ssize(weights), key);
+    if (race.token < 0) break;
+    std::size_t place = static_cast<std::size_t>(race.token);
+    if (!ids.empty()) {
+      place = static_cast<std::size_t>(std::lower_bound(ids.begin(), ids.end(), race.token) -
+                                       ids.begin());
+    }
+    picks_.push_back({static_cast<TokenId>(race.token), race.key,
+                      static_cast<float>(std::log(double{weights[place]} / sum))});
+    weights[place] = 0.0f;
+  }
+}
+
+std::span<const Chooser::Pick> Chooser::ranked(std::span<const float> logits,
+                                               const SamplingParams& params, std::int64_t position,
+                                               std::int64_t count) {
+  TokenId arg_max = 0;
+  const float max = finite_max(*kernels_, logits, &arg_max);
+  const auto n = static_cast<std::int64_t>(logits.size());
+  const auto inv_temperature = static_cast<float>(1.0 / params.temperature);
+  double sum = kernels_->exp_weights(logits.data(), n, max, inv_temperature, weights_.data());
+  const cpu::NoiseKey key = noise_key(params, position, purpose_word(Purpose::target_choice));
+  if (!Filter::wanted(params, n)) {
+    race_on({weights_.data(), logits.size()}, {}, sum, key, count);
+    return picks_;
+  }
+  filter_.apply(logits, {weights_.data(), logits.size()}, max, sum, params);
+  const std::span<const float> kept = filter_.weights();
+  std::copy(kept.begin(), kept.end(), race_weights_.begin());
+  sum = kernels_->share_from(kept.data(), kept.data(), std::ssize(kept), 0.0f).sum;
+  race_on({race_weights_.data(), kept.size()}, filter_.ids(), sum, key, count);
+  return picks_;
+}
+
+std::span<const Chooser::Pick> Chooser::draws(std::span<const float> law,
+                                              const SamplingParams& params, std::int64_t position,
+                                              std::uint32_t purpose, std::int64_t count) {
+  std::copy(law.begin(), law.end(), race_weights_.begin());
+  race_on({race_weights_.data(), law.size()}, {}, 1.0, noise_key(params, position, purpose), count);
+  return picks_;
 }
 
 TokenId Chooser::draw(std::span<const float> weights, const SamplingParams& params,

@@ -35,6 +35,19 @@ class Chooser {
   /// to about 1. One-hot where greedy. Valid until the next call.
   std::span<float> distribution(std::span<const float> logits, const SamplingParams& params);
 
+  struct Pick {
+    TokenId token = 0;
+    double key = 0.0;       ///< of the race; -log(key) is log-weight plus noise
+    float log_prob = 0.0f;  ///< under the law that sampling follows
+  };
+  /// The first `count` of the race that choose() runs, its winner first; fewer where fewer tokens
+  /// have a weight. Valid until the next call. Throws as choose() does.
+  std::span<const Pick> ranked(std::span<const float> logits, const SamplingParams& params,
+                               std::int64_t position, std::int64_t count);
+  /// `count` draws without replacement from a law that distribution() gave, in draw order.
+  std::span<const Pick> draws(std::span<const float> law, const SamplingParams& params,
+                              std::int64_t position, std::uint32_t purpose, std::int64_t count);
+
   /// Draws from weights (any positive scale) with the noise of a purpose_word() at `position`.
   TokenId draw(std::span<const float> weights, const SamplingParams& params, std::int64_t position,
                std::uint32_t purpose) const;
@@ -47,16 +60,20 @@ class Chooser {
 
   /// Buffers of a vocabulary of so many tokens.
   static std::int64_t bytes_for(std::int64_t vocab_size) {
-    return vocab_size * 12 + Filter::bytes_for(vocab_size);
+    return vocab_size * 16 + Filter::bytes_for(vocab_size);
   }
 
  private:
+  void race_on(std::span<float> weights, std::span<const std::int32_t> ids, double sum,
+               const cpu::NoiseKey& key, std::int64_t count);
   double log_sum_exp(std::span<const float> logits, float* max);
 
   const cpu::Kernels* kernels_;
   std::vector<float> weights_;  // exp((x - max) / T), by vocabulary id
   std::vector<float> processed_;
   std::vector<float> law_;
+  std::vector<float> race_weights_;  // by place, winners set to 0
+  std::vector<Pick> picks_;
   Filter filter_;
 };
 

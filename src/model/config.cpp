@@ -94,6 +94,29 @@ void ModelConfig::check() const {
           expected_got(field, "a finite number of at least 0", std::to_string(value)));
     }
   }
+  if (head.kind != HeadKind::none) {
+    at_least("head.input_vocab", head.input_vocab, 1);
+    at_most("head.input_vocab", head.input_vocab, INT32_MAX);
+    at_least("head.feature_parts", head.feature_parts, 1);
+    at_most("head.feature_parts", head.feature_parts, 4096);
+    at_least("head.feature_size", head.feature_size, 1);
+    at_most("head.feature_size", head.feature_size, 1 << 20);
+    // What it gives has to do for what it reads.
+    const bool as_it_is = head.kind == HeadKind::fused || !head.fc;
+    if (as_it_is && (head.feature_parts != 1 || head.feature_size != hidden_size)) {
+      throw InvalidArgument(expected_got(
+          "head.feature_size", "one hidden state of hidden_size = " + std::to_string(hidden_size),
+          std::to_string(head.feature_parts) + " of " + std::to_string(head.feature_size)));
+    }
+    if (head.norm_output && !head.final_norm) {
+      throw InvalidArgument("[head.norm_output] expected a final norm, got none");
+    }
+    if (tied_embeddings ||
+        (head.kind == HeadKind::beside && norm_placement != NormPlacement::pre)) {
+      throw InvalidArgument(
+          "[head] expected untied embeddings, and norms before the blocks, got others");
+    }
+  }
   for (const TokenId token : eos_token_ids) {
     if (token < 0) {
       throw InvalidArgument(
@@ -116,7 +139,12 @@ class LayoutMaker {
     const std::int64_t q = config_.num_heads * config_.head_dim;
     const std::int64_t kv = config_.num_kv_heads * config_.head_dim;
     const std::int64_t ffn = config_.intermediate_size;
-    if (config_.tied_embeddings) {
+    const HeadConfig& draft = config_.head;
+    const bool drafts = draft.kind != HeadKind::none;
+    const bool beside = draft.kind == HeadKind::beside;
+    if (drafts) {
+      head_input(draft, hidden);
+    } else if (config_.tied_embeddings) {
       packed("lm_head", config_.vocab_size, hidden, head_precision());
       part("embedding", "lm_head", {}, {config_.vocab_size, hidden});
     } else {
@@ -127,9 +155,10 @@ class LayoutMaker {
       const std::string layer = "layers." + std::to_string(i) + ".";
       const bool pre = config_.norm_placement != NormPlacement::post;
       const bool post = config_.norm_placement != NormPlacement::pre;
-      if (pre) whole_vector(layer + "attention_norm", hidden);
+      const bool bare = draft.kind == HeadKind::fused && i == 0 && !draft.first_norm;
+      if (pre && !bare) whole_vector(layer + "attention_norm", hidden);
       if (post) whole_vector(layer + "attention_post_norm", hidden);
-      fused(layer + "attention.qkv", hidden, config_.qkv_bias,
+      fused(layer + "attention.qkv", beside && i == 0 ? 2 * hidden : hidden, config_.qkv_bias,
             {{layer + "attention.q", q}, {layer + "attention.k", kv}, {layer + "attention.v", kv}});
       fused(layer + "attention.o", q, config_.output_bias, {{layer + "attention.o", hidden}});
       if (config_.qk_norm != QkNorm::none) {
@@ -143,8 +172,8 @@ class LayoutMaker {
             {layer + "mlp.gate", layer + "mlp.up"});
       fused(layer + "mlp.down", ffn, config_.mlp_bias, {{layer + "mlp.down", hidden}});
     }
-    whole_vector("norm", hidden);
-    if (!config_.tied_embeddings) {
+    if (!drafts || draft.final_norm) whole_vector("norm", hidden);
+    if (drafts ? draft.own_lm_head : !config_.tied_embeddings) {
       packed("lm_head", config_.vocab_size, hidden, head_precision());
       part("lm_head", "lm_head", {}, {config_.vocab_size, hidden});
     }
@@ -152,6 +181,23 @@ class LayoutMaker {
   }
 
  private:
+  void head_input(const HeadConfig& head, std::int64_t hidden) {
+    if (head.own_embedding) {
+      rows("embedding", head.input_vocab, hidden);
+      part("embedding", "embedding", {}, {head.input_vocab, hidden});
+    }
+    const std::int64_t features = head.feature_parts * head.feature_size;
+    const bool beside = head.kind == HeadKind::beside;
+    if (!beside && head.embedding_norm) whole_vector("embedding_norm", hidden);
+    if (beside || head.hidden_norm) whole_vector("hidden_norm", hidden);
+    if (beside && head.input_norm) whole_vector("input_norm", features);
+    for (std::int64_t p = 0; beside && head.part_norms && p < head.feature_parts; ++p) {
+      whole_vector("part_norms." + std::to_string(p), head.feature_size);
+    }
+    if (!beside || head.fc) {
+      fused("fc", beside ? features : hidden + features, head.fc_bias, {{"fc", hidden}});
+    }
+  }
   void add(const std::string& name, WeightEntry entry) {
     entry.offset = layout_.bytes;
     layout_.bytes += (entry.bytes + kAlign - 1) / kAlign * kAlign;
@@ -214,10 +260,18 @@ class LayoutMaker {
 
 }  // namespace
 
+std::int64_t head_inputs(const ModelConfig& config) {
+  const HeadConfig& head = config.head;
+  if (head.kind == HeadKind::none) return 0;
+  const std::int64_t features = head.feature_parts * head.feature_size;
+  if (head.kind == HeadKind::fused) return config.hidden_size + features;
+  return std::max(2 * config.hidden_size, head.fc ? features : 0);
+}
+
 WeightLayout weight_layout(const ModelConfig& config, Precision precision) {
   config.check();
-  const std::int64_t widest =
-      std::max({config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim});
+  const std::int64_t widest = std::max({config.hidden_size, config.intermediate_size,
+                                        config.num_heads * config.head_dim, head_inputs(config)});
   // Sums of products of int8 have to fit 32 bits.
   if (precision == Precision::w8a8 && widest > std::int64_t{1} << 17) {
     throw UnsupportedError(

@@ -64,15 +64,22 @@ void Runner::gemm(const Matrix& matrix, const float* bias, const float* x, std::
       [&](int, std::int64_t begin, std::int64_t end) { body(args, begin, end); });
 }
 
-void Runner::embed() {
-  const ModelData& data = model_.data();
+void Runner::embed(float* into) {
+  const ModelData& data = *embedding_data_;
   const std::int64_t hidden = data.config.hidden_size;
-  const auto scale = static_cast<float>(data.config.embedding_scale);
+  const auto scale = static_cast<float>(model_.config().embedding_scale);
+  const HeadConfig& head = model_.config().head;
+  const std::int64_t rows_of_table =
+      head.kind == HeadKind::none ? model_.config().vocab_size : head.input_vocab;
   const DType dtype = activation_dtype(data.precision);
   pool_->parallel(rows_, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       const std::int64_t token = tokens_[static_cast<std::size_t>(row)];
-      float* out = x_ + row * hidden;
+      float* out = into + row * hidden;
+      if (token >= rows_of_table) {  // a padding id of the target, for a head with its own table
+        std::fill(out, out + hidden, 0.0f);
+        continue;
+      }
       if (data.embedding == nullptr) {
         cpu::unpack_row(data.head.data, data.head.precision, hidden, token, out);
       } else {
@@ -210,7 +217,8 @@ void Runner::layer(std::int64_t index) {
   const LayerWeights& w = model_.data().layers[static_cast<std::size_t>(index)];
   const std::int64_t q_width = c.num_heads * c.head_dim;
 
-  norm(w.attention_norm, w.qkv.precision);
+  // A head's first layer may read two states, which combine() has left there.
+  if (w.qkv.k == c.hidden_size) norm(w.attention_norm, w.qkv.precision);
   note(&LayerTrace::attention, normed_, c.hidden_size);
   gemm(w.qkv, w.qkv_bias, normed_, rows_, qkv_, w.qkv.n, Add::no, cpu::Gate::none);
   rotate_and_store(index);
@@ -230,6 +238,31 @@ void Runner::note(std::vector<float> LayerTrace::* which, const float* x, std::i
   if (trace_ == nullptr) return;
   std::vector<float>& kept = trace_->*which;
   kept.insert(kept.end(), x, x + rows_ * width);
+}
+
+// What drafters read of the rows that were asked for; `layer` is the one that comes next.
+void Runner::keep_features(std::int64_t layer) {
+  if (captured_rows_.empty()) return;
+  const std::int64_t hidden = model_.config().hidden_size;
+  const auto count = static_cast<std::int64_t>(captured_rows_.size());
+  const bool norm_too = wanted_.normed && layer == model_.config().num_layers;
+  const auto eps = static_cast<float>(model_.config().norm_eps);
+  for (std::size_t i = 0; i < wanted_.layers.size() + (norm_too ? 1 : 0); ++i) {
+    const bool normed = i == wanted_.layers.size();
+    if (!normed && wanted_.layers[i] != layer) continue;
+    float* kept = normed ? normed_features_ : features_[i];
+    for_rows(count, hidden, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t c = begin; c < end; ++c) {
+        const std::int64_t at = captured_rows_[static_cast<std::size_t>(c)] * hidden;
+        if (normed) {
+          kernels_->rms_norm(x_ + at, hidden, model_.data().norm, eps, 1, hidden, false, kept + at,
+                             hidden);
+        } else {
+          std::copy(x_ + at, x_ + at + hidden, kept + at);
+        }
+      }
+    });
+  }
 }
 
 void Runner::plan_attention() {
@@ -254,8 +287,13 @@ void Runner::plan_attention() {
 void Runner::forward() {
   if (rows_ == 0) return;
   plan_attention();
-  embed();
-  for (std::int64_t i = 0; i < model_.config().num_layers; ++i) layer(i);
+  embed(x_);
+  const std::int64_t layers = model_.config().num_layers;
+  for (std::int64_t i = 0; i < layers; ++i) {
+    keep_features(i);
+    layer(i);
+  }
+  keep_features(layers);
 }
 
 void Runner::forward_traced(std::span<const float> stream, LayerTrace& trace) {

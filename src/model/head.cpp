@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "model/runner.h"
@@ -27,19 +28,17 @@ void insert(Runner::Candidate* list, std::int64_t count, Runner::Candidate one) 
 }  // namespace
 
 void Runner::head_input(std::span<const std::int64_t> rows) {
-  const ModelData& data = model_.data();
-  const std::int64_t hidden = data.config.hidden_size;
+  const std::int64_t hidden = model_.config().hidden_size;
   const auto count = static_cast<std::int64_t>(rows.size());
   if (count > kLogitRows) {
     throw InternalError(expected_got("logits", "at most " + std::to_string(kLogitRows) + " rows",
                                      std::to_string(count)));
   }
-  const Precision precision = data.head.precision;
+  const Precision precision = lm_head_->precision;
   for_rows(cpu::prepared_rows(count), hidden, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < std::min(end, count); ++i) {
-      kernels_->rms_norm(x_ + rows[static_cast<std::size_t>(i)] * hidden, hidden, data.norm,
-                         static_cast<float>(data.config.norm_eps), 1, hidden,
-                         precision != Precision::f32, head_in_ + i * hidden, hidden);
+      normalise(x_ + rows[static_cast<std::size_t>(i)] * hidden, hidden, model_.data().norm,
+                precision, head_in_ + i * hidden);
     }
     prepare(precision, head_in_, count, hidden, begin, end);
   });
@@ -56,7 +55,7 @@ std::span<const float> Runner::logits(std::span<const std::int64_t> rows) {
   const auto count = static_cast<std::int64_t>(rows.size());
   const std::int64_t vocab = model_.config().vocab_size;
   head_input(rows);
-  gemm(model_.data().head, nullptr, head_in_, count, logits_, vocab, Add::no, cpu::Gate::none);
+  gemm(*lm_head_, nullptr, head_in_, count, logits_, vocab, Add::no, cpu::Gate::none);
   if (model_.config().logits_scale != 1.0 || model_.config().final_softcap > 0.0) {
     pool_->parallel(count, [&](std::int64_t begin, std::int64_t end) {
       finish_logits(logits_ + begin * vocab, (end - begin) * vocab);
@@ -67,7 +66,7 @@ std::span<const float> Runner::logits(std::span<const std::int64_t> rows) {
 
 template <typename Body>
 void Runner::for_logits(std::int64_t rows, const Body& body) {
-  const Matrix& head = model_.data().head;
+  const Matrix& head = *lm_head_;
   const cpu::GemmArgs all = product_of(head, head_in_, rows);
   const cpu::Gemm product = kernels_->gemm[static_cast<int>(head.precision)];
   const std::int64_t panels = (head.n + cpu::kPanel - 1) / cpu::kPanel;
@@ -142,7 +141,7 @@ std::span<const Runner::Candidate> Runner::top(std::span<const std::int64_t> row
     Candidate* mine = list(thread, row);
     for (std::int64_t i = 0; i < columns; ++i) {
       // Most do not pass: one comparison each.
-      if (!(logits[i] > mine[count - 1].logit) && mine[count - 1].token < model_.data().head.n) {
+      if (!(logits[i] > mine[count - 1].logit) && mine[count - 1].token < lm_head_->n) {
         continue;
       }
       insert(mine, count, {static_cast<TokenId>(first + i), logits[i]});
@@ -157,6 +156,40 @@ std::span<const Runner::Candidate> Runner::top(std::span<const std::int64_t> row
     }
   }
   return {list(threads, 0), static_cast<std::size_t>(row_count * count)};
+}
+
+std::span<const Runner::Candidate> Runner::likely(std::int64_t rows, std::int64_t count) {
+  const std::int64_t vocab = model_.config().vocab_size;
+  if (count < 1 || count > std::min(kMaxCandidates, vocab) || rows > kLogitRows) {
+    throw InternalError(expected_got("candidates", "from 1 to " + std::to_string(kMaxCandidates),
+                                     std::to_string(count)));
+  }
+  const float infinity = std::numeric_limits<float>::infinity();
+  pool_->parallel(rows, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const float* logits = logits_ + row * vocab;
+      Candidate* list = candidates_.data() + row * count;
+      std::fill(list, list + count, Candidate{-1, -infinity});
+      const cpu::ArgMax best = kernels_->arg_max(logits, vocab);
+      if (!best.finite) continue;
+      const double sum = kernels_->exp_sum(logits, vocab, best.value, 1.0f);
+      const auto lse = static_cast<float>(double{best.value} + std::log(sum));
+      constexpr std::int64_t kBlock = 64;
+      for (std::int64_t first = 0; first < vocab; first += kBlock) {
+        const std::int64_t last = std::min(first + kBlock, vocab);
+        // Few blocks have anything that passes.
+        float most = -infinity;
+        for (std::int64_t i = first; i < last; ++i) most = logits[i] > most ? logits[i] : most;
+        if (!(most > list[count - 1].logit)) continue;
+        for (std::int64_t i = first; i < last; ++i) {
+          if (!(logits[i] > list[count - 1].logit)) continue;
+          insert(list, count, {static_cast<TokenId>(i), logits[i]});
+        }
+      }
+      for (std::int64_t i = 0; i < count; ++i) list[i].logit -= lse;
+    }
+  });
+  return {candidates_.data(), static_cast<std::size_t>(rows * count)};
 }
 
 }  // namespace specrt

@@ -25,8 +25,19 @@ void ModelData::resolve() {
     if (found == layout.entries.end()) return nullptr;
     return reinterpret_cast<const float*>(base + found->second.offset);
   };
-  embedding = config.tied_embeddings ? nullptr : base + layout.entries.at("embedding").offset;
-  head = matrix("lm_head");
+  const bool drafts = config.head.kind != HeadKind::none;
+  const bool table = drafts ? config.head.own_embedding : !config.tied_embeddings;
+  embedding = table ? base + layout.entries.at("embedding").offset : nullptr;
+  head = drafts && !config.head.own_lm_head ? Matrix{} : matrix("lm_head");
+  if (layout.entries.count("fc") != 0) fc = matrix("fc");
+  fc_bias = vector("fc.bias");
+  embedding_norm = vector("embedding_norm");
+  hidden_norm = vector("hidden_norm");
+  input_norm = vector("input_norm");
+  part_norms.clear();
+  for (std::int64_t p = 0; config.head.part_norms && p < config.head.feature_parts; ++p) {
+    part_norms.push_back(vector("part_norms." + std::to_string(p)));
+  }
   norm = vector("norm");
   layers.clear();
   for (std::int64_t i = 0; i < config.num_layers; ++i) {
@@ -64,7 +75,8 @@ ModelBuilder::ModelBuilder(const ModelConfig& config, Precision precision)
   data_->layout = weight_layout(config, precision);
   data_->buffer = Buffer::allocate(data_->layout.bytes, "model weights");
   // Only int4's rounding is coarse enough to gain by it.
-  if (precision == Precision::int4) data_->moments = std::make_unique<InputMoments>(config);
+  if (precision == Precision::int4 && config.head.kind == HeadKind::none)
+    data_->moments = std::make_unique<InputMoments>(config);
 }
 
 ModelBuilder::~ModelBuilder() = default;

@@ -41,7 +41,7 @@ KvLayout Runner::kv_layout(const ModelConfig& config, DType dtype, const RunnerO
   }
   KvLayout layout;
   layout.block_size = options.block_size;
-  layout.scratch_slots = options.max_rows;
+  layout.scratch_slots = std::max<std::int64_t>(options.max_rows, options.scratch_slots);
   layout.prefix_reuse = options.prefix_reuse;
   const KvDType kv_dtype = kv_dtype_from_name(options.kv_cache_dtype, dtype);
   const KvPlane plane{config.num_kv_heads, config.head_dim, kv_dtype};
@@ -90,15 +90,16 @@ namespace {
 
 // Everything the workspace holds, in floats; the constructor takes the same amounts in order.
 struct WorkspaceSizes {
-  std::int64_t table, local_table, x, normed, qkv, attended, partials, activated, block_out,
-      prepared, head_in, logits;
+  std::int64_t table, local_table, x, normed, embedded, qkv, attended, partials, activated,
+      block_out, prepared, head_in, logits;
   WorkspaceSizes(const ModelConfig& c, const RunnerOptions& o) {
     const std::int64_t rows = o.max_rows;
     table = Runner::resolve_max_model_len(c, o.max_model_len) *
             static_cast<std::int64_t>(c.rope_inv_freq.size());
     local_table = c.rope_local_inv_freq.empty() ? 0 : table;
     x = rows * c.hidden_size;
-    normed = x;
+    normed = rows * std::max(c.hidden_size, head_inputs(c));
+    embedded = c.head.kind == HeadKind::beside ? x : 0;
     qkv = rows * (c.num_heads + 2 * c.num_kv_heads) * c.head_dim;
     attended = rows * c.num_heads * c.head_dim;
     partials = most_partials(c, o) * cpu::partial_floats(c.num_heads, c.head_dim);
@@ -106,7 +107,7 @@ struct WorkspaceSizes {
     const bool simple = c.norm_placement == NormPlacement::pre && c.residual_scale == 1.0;
     block_out = simple ? 0 : x;
     const std::int64_t widest =
-        std::max({c.hidden_size, c.num_heads * c.head_dim, c.intermediate_size});
+        std::max({c.hidden_size, c.num_heads * c.head_dim, c.intermediate_size, head_inputs(c)});
     prepared = cpu::prepared_bytes(std::max<std::int64_t>(rows, Runner::kLogitRows), widest) / 4;
     head_in = Runner::kLogitRows * c.hidden_size;
     logits = Runner::kLogitRows * ((c.vocab_size + cpu::kPanel - 1) / cpu::kPanel * cpu::kPanel);
@@ -123,18 +124,22 @@ std::int64_t aligned(std::int64_t floats) { return (floats + 15) / 16 * 16; }
 
 std::int64_t Runner::workspace_bytes(const ModelConfig& config, const RunnerOptions& options) {
   const WorkspaceSizes s(config, options);
+  options.features.check(config.num_layers);
   std::int64_t floats = 2 * aligned(s.table) + 2 * aligned(s.local_table);
-  for (const std::int64_t size : {s.x, s.normed, s.qkv, s.attended, s.partials, s.activated,
-                                  s.block_out, s.prepared, s.head_in, s.logits}) {
+  floats += options.features.count() * aligned(s.x);
+  for (const std::int64_t size : {s.x, s.normed, s.embedded, s.qkv, s.attended, s.partials,
+                                  s.activated, s.block_out, s.prepared, s.head_in, s.logits}) {
     floats += aligned(size);
   }
   return floats * 4;
 }
 
-Runner::Runner(const Model& model, const RunnerOptions& options)
+Runner::Runner(const Model& model, const RunnerOptions& options, const Model& target)
     : model_(model),
+      target_(target),
       max_model_len_(resolve_max_model_len(model.config(), options.max_model_len)),
       max_rows_(options.max_rows),
+      wanted_(options.features),
       poison_(options.poison),
       team_(options.team != nullptr ? options.team : std::make_shared<ThreadTeam>()),
       pool_(&team_->impl().pool),
@@ -145,12 +150,14 @@ Runner::Runner(const Model& model, const RunnerOptions& options)
       buffer_(Buffer::allocate(workspace_bytes(model.config(), options), "workspace")) {
   const ModelConfig& c = model_.config();
   const WorkspaceSizes s(c, options);
+  find_shared();
   cos_ = work(s.table);
   sin_ = work(s.table);
   local_cos_ = work(s.local_table);
   local_sin_ = work(s.local_table);
   x_ = work(s.x);
   normed_ = work(s.normed);
+  embedded_ = work(s.embedded);
   qkv_ = work(s.qkv);
   attended_ = work(s.attended);
   partials_ = work(s.partials);
@@ -159,6 +166,8 @@ Runner::Runner(const Model& model, const RunnerOptions& options)
   prepared_ = work(s.prepared);
   head_in_ = work(s.head_in);
   logits_ = work(s.logits);
+  for (std::size_t i = 0; i < wanted_.layers.size(); ++i) features_.push_back(work(s.x));
+  if (wanted_.normed) normed_features_ = work(s.x);
   fill_tables(c.rope_inv_freq, c.rope_scale, cos_, sin_);
   if (c.rope_local_inv_freq.empty()) {
     local_cos_ = cos_;
@@ -170,6 +179,12 @@ Runner::Runner(const Model& model, const RunnerOptions& options)
   tokens_.resize(rows);
   positions_.resize(rows);
   scratch_index_.resize(rows);
+  if (c.head.kind != HeadKind::none) {
+    const auto nodes = static_cast<std::size_t>(cache_.layout().scratch_slots);
+    node_path_begin_.resize(nodes);
+    node_path_length_.resize(nodes);
+    paths_.reserve(nodes * 16);
+  }
   owners_.resize(rows);
   path_begin_.resize(rows);
   path_length_.resize(rows);
@@ -192,6 +207,7 @@ Runner::Runner(const Model& model, const RunnerOptions& options)
   const auto threads = static_cast<std::size_t>(pool_->size());
   best_.resize((threads + 1) * kLogitRows);
   candidates_.resize((threads + 1) * kLogitRows * kMaxCandidates);
+  if (wanted_.any()) captured_rows_.reserve(rows);
   paths_.reserve(rows * 16);
   moves_.reserve(rows);
 }
@@ -226,6 +242,7 @@ void Runner::begin() {
   rows_ = 0;
   scratch_used_ = 0;
   paths_.clear();
+  captured_rows_.clear();
   if (poison_) storage_.poison(cache_);
 }
 
@@ -294,6 +311,54 @@ std::int64_t Runner::add_tree(SequenceId id, const DraftTree& tree) {
     path_length_[row] = static_cast<std::int64_t>(paths_.size()) - begin;
   }
   return first;
+}
+
+void Runner::capture(std::int64_t first, std::int64_t count) {
+  for (std::int64_t row = first; row < first + count; ++row) captured_rows_.push_back(row);
+}
+
+const float* Runner::captured(std::int64_t layer) const {
+  const auto found = std::find(wanted_.layers.begin(), wanted_.layers.end(), layer);
+  if (found == wanted_.layers.end()) {
+    throw InternalError(expected_got("features", "a layer of the options", std::to_string(layer)));
+  }
+  return features_[static_cast<std::size_t>(found - wanted_.layers.begin())];
+}
+
+std::int64_t Runner::add_node(SequenceId id, TokenId token, std::int32_t parent) {
+  if (rows_ == max_rows_ || scratch_used_ == cache_.layout().scratch_slots) {
+    throw CapacityError(expected_got("pass",
+                                     "at most " + std::to_string(max_rows_) + " rows and " +
+                                         std::to_string(cache_.layout().scratch_slots) + " nodes",
+                                     "one more"));
+  }
+  const std::int64_t row = rows_++;
+  const auto r = static_cast<std::size_t>(row);
+  const auto scratch = static_cast<std::int32_t>(scratch_used_++);
+  const auto begin = static_cast<std::int64_t>(paths_.size());
+  if (parent >= 0) {
+    const std::int64_t from = node_path_begin_[static_cast<std::size_t>(parent)];
+    for (std::int64_t i = 0; i < node_path_length_[static_cast<std::size_t>(parent)]; ++i) {
+      paths_.push_back(paths_[static_cast<std::size_t>(from + i)]);
+    }
+  }
+  paths_.push_back(scratch);
+  const std::int64_t length = static_cast<std::int64_t>(paths_.size()) - begin;
+  node_path_begin_[static_cast<std::size_t>(scratch)] = path_begin_[r] = begin;
+  node_path_length_[static_cast<std::size_t>(scratch)] = path_length_[r] = length;
+  const std::int64_t position = cache_.length(id) + length - 1;
+  if (position >= max_model_len_) {
+    throw CapacityError(expected_got("pass", std::to_string(max_model_len_) + " positions",
+                                     "position " + std::to_string(position)));
+  }
+  tokens_[r] = token;
+  positions_[r] = static_cast<std::int32_t>(position);
+  scratch_index_[r] = scratch;
+  owners_[r] = id;
+  for (std::size_t g = 0; g < slots_.size(); ++g) {
+    slots_[g][r] = cache_.scratch_slot(static_cast<std::int64_t>(g), scratch);
+  }
+  return row;
 }
 
 void Runner::advance(SequenceId id, std::int64_t count, std::span<const TokenId> tokens) {

@@ -15,6 +15,7 @@
 #include "specrt/calibration.h"
 #include "specrt/cpu.h"
 #include "specrt/draft_tree.h"
+#include "specrt/features.h"
 #include "specrt/memory.h"
 #include "specrt/model.h"
 
@@ -28,7 +29,9 @@ struct RunnerOptions {
   int block_size = 16;
   std::string kv_cache_dtype = "auto";  ///< as kv_dtype_from_name() reads it
   bool prefix_reuse = false;
-  bool poison = false;  ///< for tests: KV memory that holds nothing is NaN in every pass
+  TargetFeatures features;         ///< hidden states that capture() may keep
+  std::int64_t scratch_slots = 0;  ///< for draft nodes; 0: max_rows, and no fewer
+  bool poison = false;             ///< for tests: KV memory that holds nothing is NaN in every pass
   std::shared_ptr<ThreadTeam> team;
   std::string cpu_isa = "auto";
 };
@@ -43,7 +46,8 @@ class Runner {
   /// Rows whose logits are held at once.
   static constexpr std::int64_t kLogitRows = 64;
 
-  Runner(const Model& model, const RunnerOptions& options);
+  /// A draft head takes from `target` what it has not of its own: embedding, output head.
+  Runner(const Model& model, const RunnerOptions& options, const Model& target = {});
 
   /// The number of blocks is left 0 where `kv_cache_bytes` is 0.
   static KvLayout kv_layout(const ModelConfig& config, DType dtype, const RunnerOptions& options);
@@ -70,14 +74,33 @@ class Runner {
   /// Rows for the nodes of a draft that continues the last row added, in scratch slots. Returns
   /// the first row; node i has row first + i and scratch index scratch_of(first) + i.
   std::int64_t add_tree(SequenceId id, const DraftTree& tree);
+
+  /// A row for one node of a draft that grows level by level behind committed positions, in a
+  /// scratch slot; `parent` is the scratch index of a node since begin(), or -1. Returns the row.
+  std::int64_t add_node(SequenceId id, TokenId token, std::int32_t parent);
+  /// As begin(), but the nodes since then stay in their slots.
+  void begin_level() { rows_ = 0; }
   std::int32_t scratch_of(std::int64_t row) const {
     return scratch_index_[static_cast<std::size_t>(row)];
   }
+
+  /// Keeps the options' features of rows [first, first + count) of this pass.
+  void capture(std::int64_t first, std::int64_t count);
+  /// Where they are after forward(), [max_rows, hidden]: the stream that enters `layer`, or the
+  /// final norm's output.
+  const float* captured(std::int64_t layer) const;
+  const float* captured_normed() const { return normed_features_; }
 
   void forward();
   /// The same with these values, [rows, hidden], for the embeddings of the pass's tokens; keeps
   /// what the matrices of every layer read. `trace` was empty.
   void forward_traced(std::span<const float> stream, LayerTrace& trace);
+
+  /// The pass of a draft head: `hidden` has each row's hidden state, the target's as features()
+  /// has them, or, `recycled`, what output_hidden() gave. draft_head.cpp.
+  void forward_head(std::span<const float* const> hidden, bool recycled);
+  /// The state that stands for the target's behind this row, [hidden].
+  void output_hidden(std::int64_t row, float* out) const;
 
   /// Logits of up to kLogitRows rows, [rows, vocab_size], valid until the next call.
   std::span<const float> logits(std::span<const std::int64_t> rows);
@@ -95,6 +118,11 @@ class Runner {
   };
   std::span<const Candidate> top(std::span<const std::int64_t> rows, std::int64_t count);
 
+  /// The `count` most likely of each of the first `rows` rows that logits() gave last, [rows,
+  /// count], as top() orders them, log-probabilities for logits; tokens of -1 where a row's logits
+  /// are not finite.
+  std::span<const Candidate> likely(std::int64_t rows, std::int64_t count);
+
   /// The sequence's next `count` rows of this pass are committed (their K/V are in place). Where
   /// its `tokens` are given, at least to there, later prompts can share its full blocks.
   void advance(SequenceId id, std::int64_t count, std::span<const TokenId> tokens = {});
@@ -105,8 +133,15 @@ class Runner {
               std::span<const TokenId> tokens = {});
 
  private:
+  void find_shared();
   void plan_attention();
-  void embed();
+  void embed(float* out);
+  void fuse(std::span<const float* const> hidden);
+  void combine(std::span<const float* const> hidden, bool recycled);
+  /// out = x through a norm, or as it is, rounded to bf16 where products of `precision` read it.
+  void normalise(const float* x, std::int64_t width, const float* weight, Precision precision,
+                 float* out) const;
+  void keep_features(std::int64_t layer);
   /// Appends the pass's rows of a matrix's input where they are asked for.
   void note(std::vector<float> LayerTrace::* which, const float* x, std::int64_t width);
   void layer(std::int64_t index);
@@ -148,8 +183,12 @@ class Runner {
   float* work(std::int64_t floats);
 
   Model model_;
+  Model target_;                               // empty but for draft heads
+  const ModelData* embedding_data_ = nullptr;  // whose embedding
+  const Matrix* lm_head_ = nullptr;
   std::int64_t max_model_len_ = 0;
   std::int64_t max_rows_ = 0;
+  TargetFeatures wanted_;
   bool poison_ = false;
   std::shared_ptr<ThreadTeam> team_;
   cpu::ThreadPool* pool_ = nullptr;
@@ -169,11 +208,14 @@ class Runner {
   std::vector<SequenceId> owners_;
   std::vector<std::int64_t> path_begin_;  // into paths_, for rows of a tree
   std::vector<std::int64_t> path_length_;
-  std::vector<std::int32_t> paths_;                             // scratch indices
+  std::vector<std::int32_t> paths_;            // scratch indices
+  std::vector<std::int64_t> node_path_begin_;  // by scratch index, for add_node()
+  std::vector<std::int64_t> node_path_length_;
   std::vector<std::vector<cpu::AttentionRow>> attention_rows_;  // a group each
   std::vector<AttentionPlan> attention_plans_;                  // a group each
-  LayerTrace* trace_ = nullptr;                                 // of this pass, nearly always null
-  std::vector<std::int64_t> group_of_;                          // by layer
+  std::vector<std::int64_t> captured_rows_;
+  LayerTrace* trace_ = nullptr;         // of this pass, nearly always null
+  std::vector<std::int64_t> group_of_;  // by layer
 
   // Workspace, all in one buffer.
   Buffer buffer_;
@@ -183,17 +225,20 @@ class Runner {
   float* sin_ = nullptr;
   float* local_cos_ = nullptr;
   float* local_sin_ = nullptr;
-  float* x_ = nullptr;             // [max_rows, hidden], the residual stream
-  float* normed_ = nullptr;        // [max_rows, hidden]
-  float* qkv_ = nullptr;           // [max_rows, (heads + 2 kv_heads) * head_dim]
-  float* attended_ = nullptr;      // [max_rows, heads * head_dim]
-  float* partials_ = nullptr;      // what segments of long contexts come to, see AttentionPlan
-  float* activated_ = nullptr;     // [max_rows, intermediate]
-  float* block_out_ = nullptr;     // [max_rows, hidden], where a block's output is not simply added
-  float* prepared_ = nullptr;      // what Kernels::prepare_* make of a product's input
-  float* head_in_ = nullptr;       // [kLogitRows, hidden]
-  float* logits_ = nullptr;        // [kLogitRows, vocab] and room for whole panels
-  std::vector<cpu::ArgMax> best_;  // [threads + 1][kLogitRows], the last ones the result
+  float* x_ = nullptr;            // [max_rows, hidden], the residual stream
+  float* normed_ = nullptr;       // [max_rows, hidden]
+  float* embedded_ = nullptr;     // [max_rows, hidden], where it stands beside the hidden state
+  float* qkv_ = nullptr;          // [max_rows, (heads + 2 kv_heads) * head_dim]
+  float* attended_ = nullptr;     // [max_rows, heads * head_dim]
+  float* partials_ = nullptr;     // what segments of long contexts come to, see AttentionPlan
+  float* activated_ = nullptr;    // [max_rows, intermediate]
+  float* block_out_ = nullptr;    // [max_rows, hidden], where a block's output is not simply added
+  float* prepared_ = nullptr;     // what Kernels::prepare_* make of a product's input
+  std::vector<float*> features_;  // [max_rows, hidden], one for each of wanted_.layers
+  float* normed_features_ = nullptr;
+  float* head_in_ = nullptr;           // [kLogitRows, hidden]
+  float* logits_ = nullptr;            // [kLogitRows, vocab] and room for whole panels
+  std::vector<cpu::ArgMax> best_;      // [threads + 1][kLogitRows], the last ones the result
   std::vector<Candidate> candidates_;  // [threads + 1][kLogitRows][kMaxCandidates], the same way
 };
 

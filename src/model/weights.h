@@ -42,6 +42,8 @@ struct WeightLayout {
   std::int64_t bytes = 0;
 };
 
+/// The widest matrix input of a draft head beside those that every model has.
+std::int64_t head_inputs(const ModelConfig& config);
 WeightLayout weight_layout(const ModelConfig& config, Precision precision);
 
 struct Matrix {
@@ -82,6 +84,14 @@ struct ModelData {
   Matrix head;
   const float* norm = nullptr;
   std::vector<LayerWeights> layers;
+
+  // Of draft heads.
+  Matrix fc;
+  const float* fc_bias = nullptr;
+  const float* embedding_norm = nullptr;
+  const float* hidden_norm = nullptr;
+  const float* input_norm = nullptr;
+  std::vector<const float*> part_norms;
 
   std::byte* arena() { return buffer.data() + arena_offset; }
   const std::byte* arena() const { return buffer.data() + arena_offset; }

@@ -35,6 +35,8 @@ GEMMA3_ROPE = {
     FULL: {**LINEAR, "rope_theta": 50000.0},
 }
 
+# transformers has no MiMo; test_mtp.py holds it to Qwen2, whose layers it has.
+KNOWN = [name for name in FAMILIES if name != "mimo"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {}),
     "mistral-no-window": ("mistral", {"sliding_window": None, "head_dim": 32}),
@@ -129,7 +131,7 @@ def test_family_equals_transformers(case: str, tmp_path: Path) -> None:
 
 
 def test_every_family_has_a_case() -> None:
-    assert {model_type for model_type, _ in CASES.values()} == FAMILIES.keys()
+    assert {model_type for model_type, _ in CASES.values()} == set(KNOWN)
 
 
 @pytest.mark.parametrize("case", ["mistral", "gemma2", "gemma3-linear", "qwen3-windows"])
@@ -192,7 +194,7 @@ def test_a_drafter_has_its_own_window(tmp_path: Path) -> None:
 
 # Rotary embeddings, by config alone.
 
-ROPE_FAMILIES = [name for name in FAMILIES if name not in ("gemma3_text", "phi3")]
+ROPE_FAMILIES = [name for name in KNOWN if name not in ("gemma3_text", "phi3")]
 
 
 @pytest.mark.parametrize("model_type", ROPE_FAMILIES)
@@ -423,7 +425,7 @@ def test_refused_by_name(
         config_of(path, **changes)
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", KNOWN)
 def test_absent_keys_mean_what_they_mean_to_transformers(model_type: str) -> None:
     from transformers import AutoConfig
 

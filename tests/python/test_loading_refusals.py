@@ -74,7 +74,7 @@ def qwen2(tmp_path: Path) -> Path:
         ({"rope_interleaved": True}, "'rope_interleaved'"),
         ({"use_qk_norm": True}, "'use_qk_norm'"),
         ({"no_rope_layers": [1, 0]}, "'no_rope_layers'"),
-        ({"num_nextn_predict_layers": 1}, "'num_nextn_predict_layers'"),
+        ({"mtp_mixing": 1}, "'mtp_mixing'"),
         ({"linear_attn_config": {"a": 1}}, "'linear_attn_config'"),
         ({"hidden_size": "64"}, "hidden_size.*whole number.*'64'"),
         ({"hidden_size": ...}, "expected a value for 'hidden_size'"),

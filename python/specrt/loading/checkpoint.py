@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import InvalidArgumentError, LoadError, UnsupportedError
 from .fields import ModelFields, tensor_shapes
+from .mtp_names import mtp_tensors
 from .source import Source, Tensor
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Checkpoint:
     def _check(self, ignored: set[str]) -> None:
         """Names, dtypes and shapes, from headers alone."""
         entries, wanted = self._source.entries, self._stored
-        ignored = ignored | self._source.useless
+        ignored = ignored | self._source.useless | mtp_tensors(entries, self.config.num_layers)
         missing = [name for name in wanted if name not in entries]
         left = sorted(name for name in entries if name not in wanted and name not in ignored)
         if missing or left:
@@ -172,6 +173,25 @@ class Checkpoint:
         if codes is None or self._reorder is None:
             return codes
         return codes.reordered(partial(self._reorder, canonical))
+
+    @property
+    def source(self) -> Source:
+        """Where its tensors are, those of a multi-token prediction module among them."""
+        return self._source
+
+    @property
+    def transform(self) -> Transform | None:
+        """What its vectors need on their way in."""
+        return self._transform
+
+    def stored_name(self, canonical: str) -> str:
+        """The checkpoint's name of a canonical tensor."""
+        return self._names[canonical if canonical in self._names else "embedding"]
+
+    def layer_names(self, layer: int) -> dict[str, str]:
+        """Stored names of one layer's tensors by canonical name."""
+        prefix = f"layers.{layer}."
+        return {one: name for one, name in self._names.items() if one.startswith(prefix)}
 
     def load_tokenizer(self) -> Tokenizer | None:
         """The checkpoint's own tokenizer, None where it has none. Raises LoadError."""

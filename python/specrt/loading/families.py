@@ -54,7 +54,9 @@ def fields_of(
             f"got {architectures[0]!r}; known: {known}"
         )
     config = HfConfig(raw, where, max_model_len)
-    config.unused("quantization_config")
+    # Modules for multi-token prediction are no part of the model; what there is, the tensors tell.
+    config.unused("quantization_config", "num_nextn_predict_layers", "mtp_num_hidden_layers")
+    config.only("mtp_use_dedicated_embeddings", False)
     fields = found.read(config)
     config.finish()
     fields.check()
@@ -113,6 +115,14 @@ def qwen2(hf: HfConfig) -> ModelFields:
     """Qwen2 and 2.5: biases on q, k and v, and a vocabulary padded beyond the tokenizer's."""
     fields = decoder(hf, "qwen2", kv_heads=32, positions=32768)
     return replace(fields, qkv_bias=True, windows=_qwen_windows(hf, fields.num_layers))
+
+
+@family("mimo", "MiMoForCausalLM", LLAMA_NAMES)
+def mimo(hf: HfConfig) -> ModelFields:
+    """MiMo 7B: Qwen2's layers, and a multi-token prediction module beside them."""
+    bias = hf.flag("attention_bias", True)
+    fields = decoder(hf, "mimo", kv_heads=32, positions=32768)
+    return replace(fields, qkv_bias=bias, windows=_qwen_windows(hf, fields.num_layers))
 
 
 QWEN3_NAMES = names_without(

@@ -26,6 +26,7 @@ _DTYPES = {
     "I64": "int64",
     "I32": "int32",
     "I8": "int8",
+    "BOOL": "bool",
 }
 # numpy has no bfloat16 and no float8: their raw bits are handed on as uint16 and uint8.
 _NUMPY: dict[str, np.dtype[Any]] = {
@@ -36,6 +37,7 @@ _NUMPY: dict[str, np.dtype[Any]] = {
     "int64": np.dtype("<i8"),
     "int32": np.dtype("<i4"),
     "int8": np.dtype("i1"),
+    "bool": np.dtype("?"),
 }
 
 

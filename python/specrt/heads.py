@@ -1,0 +1,118 @@
+"""Draft heads on their way from a folder, or the target's own checkpoint, to the core."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from . import _core
+from .drafters import MTP, Eagle, Eagle3
+from .errors import InvalidArgumentError, LoadError
+from .loaded import progress
+from .loading.eagle import TargetShape, open_eagle
+from .planning import Features, HeadShape, ModelShape, Sizes
+
+if TYPE_CHECKING:
+    from .loading import Checkpoint
+    from .loading.head_fields import HeadCheckpoint
+
+__all__ = ["OpenedHead", "open_head"]
+
+
+class OpenedHead:
+    """A head whose shape is known and whose weights are still to be read. A context manager."""
+
+    def __init__(self, spec: Eagle | MTP, checkpoint: HeadCheckpoint, shape: HeadShape) -> None:
+        self.spec, self.checkpoint, self.shape = spec, checkpoint, shape
+
+    def load(self) -> _core.Model:
+        """Packed weights; a progress bar on a terminal. Lets go of the checkpoint."""
+        checkpoint = self.checkpoint
+        builder = _core.ModelBuilder(self.shape.config, self.shape.dtype)
+        try:
+            for name in progress(checkpoint.names, f"Loading the head as {self.shape.dtype}"):
+                tensor = checkpoint.tensor(name)
+                builder.set(name, tensor.dtype, tensor.array)
+        except InvalidArgumentError as error:
+            raise LoadError(f"[{checkpoint.name}] {error}") from error
+        finally:
+            self.close()
+        return builder.build()
+
+    def drafter(
+        self,
+        head: _core.Model,
+        target: _core.Model,
+        sizes: Sizes,
+        team: _core.ThreadTeam,
+        isa: str,
+        check_invariants: bool,
+    ) -> _core.CoreDrafter:
+        return _core.make_head_drafter(
+            head,
+            target,
+            name=type(self.spec).__name__.lower(),
+            target_of_draft=list(self.shape.target_of_draft),
+            **sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len),
+            **self.shape.options(),
+            team=team,
+            cpu_isa=isa,
+            check_invariants=check_invariants,
+        )
+
+    def close(self) -> None:
+        self.checkpoint.close()
+
+    def __enter__(self) -> OpenedHead:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_head(
+    spec: Eagle | MTP,
+    target: ModelShape,
+    checkpoint: Checkpoint | None,
+    tokens: int,
+    max_model_len: int | None,
+) -> OpenedHead:
+    """Open and check a head for a target; `tokens` draft tokens a round.
+
+    `checkpoint` is the target's, None where it came from a saved file. Raises as `open_eagle` and
+    `open_mtp` do.
+    """
+    config = target.config
+    shape = TargetShape(config.vocab_size, config.hidden_size, config.num_layers)
+    if isinstance(spec, Eagle):
+        head = open_eagle(
+            spec.model,
+            shape,
+            kind="eagle3" if isinstance(spec, Eagle3) else "eagle",
+            dtype=spec.dtype,
+            aux_layer_ids=spec.aux_layer_ids if isinstance(spec, Eagle3) else None,
+            aux_convention=spec.aux_convention if isinstance(spec, Eagle3) else "input",
+            max_model_len=max_model_len,
+        )
+    else:
+        from .loading.mtp import open_mtp
+
+        head = open_mtp(checkpoint, dtype=spec.dtype)
+    features = Features(layers=head.feature_layers, normed=head.feature_normed)
+    return OpenedHead(
+        spec,
+        head,
+        HeadShape(
+            config=head.config,
+            dtype=head.dtype,
+            features=features,
+            levels=spec.levels(tokens),
+            top_k=spec.top_k,
+            target_of_draft=head.target_of_draft,
+        ),
+    )

@@ -1,0 +1,504 @@
+#include "decode/head_drafter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cpu/dispatch.h"
+#include "specrt/error.h"
+
+namespace specrt {
+namespace {
+
+RunnerOptions with_team(RunnerOptions runner, const DraftHeadOptions& options) {
+  runner.team =
+      options.team != nullptr ? options.team : std::make_shared<ThreadTeam>(options.threads);
+  return runner;
+}
+
+}  // namespace
+
+HeadDrafter::HeadDrafter(const Model& head, const Model& target, const DraftHeadOptions& options)
+    : options_(options),
+      sizes_(head.config(), options),
+      target_vocab_(target.config().vocab_size),
+      runner_(head, with_team(sizes_.runner, options), target),
+      chooser_(runner_.kernels(), std::max(target_vocab_, head.config().vocab_size)),
+      store_(sizes_.feature_rows, sizes_.feature_width),
+      keys_(target_vocab_),
+      remembers_(options.enable_prefix_caching && keys_.usable(options.block_size)),
+      active_(static_cast<std::size_t>(sizes_.sequences)) {
+  const auto states = static_cast<std::size_t>(sizes_.state_rows * head.config().hidden_size);
+  for (auto& one : hidden_) one.resize(states);
+  if (!options.target_of_draft.empty()) by_target_.resize(static_cast<std::size_t>(target_vocab_));
+  const auto rows = static_cast<std::size_t>(options.max_rows);
+  inputs_.reserve(rows);
+  level_.reserve(rows);
+  next_.reserve(rows);
+  logit_rows_.reserve(static_cast<std::size_t>(Runner::kLogitRows));
+}
+
+void HeadDrafter::admit(SequenceId id, std::span<const TokenId> prompt, std::int64_t max_length) {
+  if (states_.count(id) != 0) {
+    throw InvalidArgument(expected_got(options_.name, "a new sequence", std::to_string(id)));
+  }
+  const cpu::FpMode mode;
+  if (remembers_) catch_up();  // so that the prompts of others are there to be shared
+  State state;
+  // Position i has the state behind token i and token i + 1: the last token of all has none.
+  state.limit = std::min(max_length - 1, runner_.max_model_len());
+  state.has_room = state.limit > 0 &&
+                   runner_.cache().size() < static_cast<std::size_t>(options_.max_batch_size) &&
+                   runner_.cache().can_add(state.limit);
+  if (state.has_room) {
+    state.keys.reserve(static_cast<std::size_t>(max_length));
+    keys_.append(prompt, state.keys);
+    std::span<const TokenId> known;
+    if (remembers_) {
+      known = std::span<const TokenId>(state.keys)
+                  .first(std::min(state.keys.size(), static_cast<std::size_t>(state.limit)));
+    }
+    state.known = runner_.cache().add(id, state.limit, known);
+    state.cached = state.known;
+  }
+  states_.emplace(id, std::move(state));
+}
+
+std::int64_t HeadDrafter::known_positions(SequenceId id) const {
+  const State& state = states_.at(id);
+  return state.has_room ? state.known : std::numeric_limits<std::int64_t>::max();
+}
+
+bool HeadDrafter::wants_features(SequenceId id) const {
+  const State& state = states_.at(id);
+  return state.has_room && state.known < state.limit;
+}
+
+void HeadDrafter::observe_features(std::span<const ObservedFeatures> batch) {
+  const cpu::FpMode mode;
+  for (const ObservedFeatures& one : batch) {
+    State& state = states_.at(one.id);
+    if (!state.has_room) continue;
+    keys_.append(one.tokens, state.keys);
+    for (std::int64_t i = std::max<std::int64_t>(0, state.known - one.first);
+         i < one.rows.size() && state.known < state.limit; ++i) {
+      if (one.first + i != state.known) {
+        throw InternalError(expected_got(options_.name, "features without a gap",
+                                         "position " + std::to_string(one.first + i)));
+      }
+      if (one.rows.width() != sizes_.feature_width) {
+        throw InvalidArgument(expected_got(options_.name,
+                                           std::to_string(sizes_.feature_width) + " features",
+                                           std::to_string(one.rows.width())));
+      }
+      if (store_.full()) catch_up();
+      const std::int32_t slot = store_.take();
+      one.rows.copy(i, store_.row(slot));
+      state.slots.push_back(slot);
+      state.tokens.push_back(one.tokens[static_cast<std::size_t>(state.known + 1)]);
+      ++state.known;
+    }
+  }
+}
+
+void HeadDrafter::release(SequenceId id) {
+  const auto found = states_.find(id);
+  if (found == states_.end()) {
+    throw InvalidArgument(expected_got(options_.name, "an admitted sequence", std::to_string(id)));
+  }
+  State& state = found->second;
+  if (state.has_room) {
+    const std::int64_t block = options_.block_size;
+    // What it leaves behind is worth a pass where it fills a block.
+    if (remembers_ && (state.known - 1) / block > state.cached / block) {
+      try {
+        catch_up();
+      } catch (const std::exception&) {  // then it leaves less
+      }
+    }
+    for (const std::int32_t slot : state.slots) store_.give_back(slot);
+    runner_.cache().remove(id);
+  }
+  states_.erase(found);
+}
+
+MemoryUse HeadDrafter::memory() const {
+  MemoryUse use = runner_.memory();
+  use.workspace = sizes_.workspace_bytes(runner_.config(), options_, target_vocab_);
+  return use;
+}
+
+// Lays out a state's next `count` rows.
+void HeadDrafter::feed(SequenceId id, State& state, std::int64_t count) {
+  const std::int64_t skipped = state.cached - state.first();
+  const auto tokens =
+      std::span<const TokenId>(state.tokens)
+          .subspan(static_cast<std::size_t>(skipped), static_cast<std::size_t>(count));
+  runner_.add_committed(id, tokens);
+  for (std::int64_t i = 0; i < count; ++i) {
+    inputs_.push_back(store_.row(state.slots[static_cast<std::size_t>(skipped + i)]));
+  }
+}
+
+// Those rows have been run. The last position's features stay, so that it can be run again.
+void HeadDrafter::fed(SequenceId id, State& state, std::int64_t count) {
+  runner_.advance_keeping(id, count, state.known - 1);
+  state.cached += count;
+  const std::int64_t done = std::min(state.cached, state.known - 1) - state.first();
+  for (std::int64_t i = 0; i < done; ++i)
+    store_.give_back(state.slots[static_cast<std::size_t>(i)]);
+  state.slots.erase(state.slots.begin(), state.slots.begin() + done);
+  state.tokens.erase(state.tokens.begin(), state.tokens.begin() + done);
+  if (remembers_) {
+    runner_.cache().remember(
+        id, std::span<const TokenId>(state.keys).first(static_cast<std::size_t>(state.cached)));
+  }
+}
+
+// Everything that waits but each sequence's last position, in as few passes as the rows take.
+void HeadDrafter::catch_up() {
+  for (bool more = true; more;) {
+    more = false;
+    runner_.begin();
+    inputs_.clear();
+    fed_.clear();
+    for (auto& [id, state] : states_) {
+      if (!state.has_room) continue;
+      const std::int64_t left = state.known - 1 - state.cached;
+      const std::int64_t count = std::min(left, runner_.max_rows() - runner_.rows());
+      if (count < left) more = true;
+      if (count <= 0) continue;
+      feed(id, state, count);
+      fed_.push_back({id, &state, count});
+    }
+    if (fed_.empty()) break;
+    runner_.forward_head(inputs_, false);
+    for (const Fed& one : fed_) fed(one.id, *one.state, one.count);
+  }
+}
+
+void HeadDrafter::propose(std::span<const DraftRequest> requests, std::span<DraftTree> out) {
+  const cpu::FpMode mode;
+  for (std::size_t first = 0; first < requests.size();) {
+    active_count_ = 0;
+    for (; first < requests.size() && active_count_ < active_.size(); ++first) {
+      out[first].clear();
+      out[first].set_source(options_.name);
+      open(requests[first], out[first]);
+    }
+    grow();
+  }
+  if (options_.check_invariants) runner_.cache().check_invariants();
+}
+
+void HeadDrafter::open(const DraftRequest& request, DraftTree& tree) {
+  const auto found = states_.find(request.id);
+  if (found == states_.end()) {
+    throw InvalidArgument(
+        expected_got(options_.name, "an admitted sequence", std::to_string(request.id)));
+  }
+  State& state = found->second;
+  // Beyond its positions, or without room, the head has nothing to say.
+  if (!state.has_room || state.known < 1 || state.slots.empty() ||
+      state.known + 1 != std::ssize(request.tokens)) {
+    return;
+  }
+  const std::int64_t levels = std::min({request.max_nodes, request.max_depth, options_.depth,
+                                        runner_.max_model_len() - state.known + 1});
+  if (levels < 1) return;
+  if (state.cached == state.known) {  // it was asked before, and nothing has come since
+    try {
+      runner_.cache().truncate(request.id, state.known - 1);
+    } catch (const CapacityError&) {  // into a block that others share, and none to spare
+      return;
+    }
+    state.cached = state.known - 1;
+  }
+  const SamplingParams& params = *request.sampling;
+  Active& a = active_[active_count_++];
+  a.request = &request;
+  a.state = &state;
+  a.out = &tree;
+  a.levels = levels;
+  a.sampled = !params.greedy() && params.verification != Verification::coupled;
+  a.lost = false;
+  a.tree.clear();
+  a.grown.clear();
+  if (!a.sampled) return;
+  tree.set_draw(Draw::without_replacement);
+  const std::int64_t top_k = params.verification == Verification::block ? 1 : options_.top_k;
+  if (a.shape_nodes != request.max_nodes || a.shape_levels != levels || a.shape_top_k != top_k) {
+    make_static_shape(request.max_nodes, levels, top_k, a.tree, a.shape);
+    a.shape_nodes = request.max_nodes;
+    a.shape_levels = levels;
+    a.shape_top_k = top_k;
+  }
+  a.grown.assign(a.shape.size(), -1);
+}
+
+// The drafts of a group, all level by level.
+void HeadDrafter::grow() {
+  root_level();
+  for (std::int64_t level = 2; !level_.empty(); ++level) {
+    next_.clear();
+    for (std::size_t i = 0; i < active_count_; ++i) add_frontier(active_[i], level);
+    // A frontier's states are those of the rows that proposed it.
+    std::swap(level_, next_);
+    if (level_.empty()) break;
+    runner_.begin_level();
+    inputs_.clear();
+    const std::int64_t size = runner_.config().hidden_size;
+    for (Row& row : level_) {
+      row.row = runner_.add_node(row.active->request->id, token_of(row), row.parent_scratch);
+      inputs_.push_back(hidden_[now_].data() + row.state * size);
+    }
+    runner_.forward_head(inputs_, true);
+    now_ = 1 - now_;
+    std::int64_t place = 0;
+    for (Row& row : level_) {
+      row.scratch = runner_.scratch_of(row.row);
+      row.state = place++;
+      runner_.output_hidden(row.row, hidden_[now_].data() + row.state * size);
+    }
+    expand();
+  }
+  for (std::size_t i = 0; i < active_count_; ++i) {
+    Active& a = active_[i];
+    if (!a.sampled && !a.lost) a.tree.finish(a.request->max_nodes, *a.out);
+  }
+}
+
+// Runs what has become known, of each sequence up to its last position, and makes first levels.
+void HeadDrafter::root_level() {
+  level_.clear();
+  std::size_t begun = 0;
+  now_ = 0;
+  runner_.begin();
+  const std::int64_t size = runner_.config().hidden_size;
+  roots_.clear();
+  while (begun < active_count_) {
+    runner_.begin_level();
+    inputs_.clear();
+    fed_.clear();
+    level_.clear();
+    for (std::size_t i = begun; i < active_count_ && runner_.rows() < runner_.max_rows(); ++i) {
+      Active& a = active_[i];
+      const std::int64_t left = a.state->known - a.state->cached;
+      const std::int64_t count = std::min(left, runner_.max_rows() - runner_.rows());
+      feed(a.request->id, *a.state, count);
+      fed_.push_back({a.request->id, a.state, count});
+      if (count < left) break;
+      level_.push_back({&a, -1, -1, -1, runner_.rows() - 1, static_cast<std::int64_t>(i)});
+      ++begun;
+    }
+    runner_.forward_head(inputs_, false);
+    for (const Fed& one : fed_) fed(one.id, *one.state, one.count);
+    for (const Row& row : level_) {
+      runner_.output_hidden(row.row, hidden_[now_].data() + row.state * size);
+    }
+    expand();
+    roots_.insert(roots_.end(), level_.begin(), level_.end());
+  }
+  std::swap(level_, roots_);
+}
+
+TokenId HeadDrafter::token_of(const Row& row) const {
+  return row.active->sampled ? row.active->out->tokens()[static_cast<std::size_t>(row.node)]
+                             : row.active->tree.token(row.node);
+}
+
+// The rows of the level that comes next: nodes that get children. level_ holds their parents.
+void HeadDrafter::add_frontier(Active& a, std::int64_t level) {
+  if (a.lost || level > a.levels) return;
+  const auto parent_row = [&](std::int32_t parent) -> const Row& {
+    return *std::find_if(level_.begin(), level_.end(),
+                         [&](const Row& row) { return row.active == &a && row.node == parent; });
+  };
+  if (!a.sampled) {
+    // What is not among the best max_nodes of its level is not among those of all.
+    const std::int64_t most = std::min(options_.top_k, a.request->max_nodes);
+    for (const std::int32_t node : a.tree.close_level(most)) {
+      const Row& parent = parent_row(a.tree.parent(node));
+      next_.push_back({&a, node, -1, parent.scratch, -1, parent.state});
+    }
+    return;
+  }
+  const auto size = static_cast<std::int32_t>(a.shape.size());
+  for (std::int32_t node = 0; node < size; ++node) {
+    const auto at = static_cast<std::size_t>(node);
+    const std::int32_t own = a.grown[at];
+    if (own < 0 || a.shape.depths()[at] + 1 != level || !a.shape.has_children(node)) continue;
+    const Row& parent = parent_row(a.out->parents()[static_cast<std::size_t>(own)]);
+    next_.push_back({&a, own, node, parent.scratch, -1, parent.state});
+  }
+}
+
+// Children of every node of level_, whose rows have just been run.
+void HeadDrafter::expand() {
+  const auto vocab = static_cast<std::size_t>(runner_.config().vocab_size);
+  for (std::size_t first = 0; first < level_.size();) {
+    const std::size_t last =
+        std::min(level_.size(), first + static_cast<std::size_t>(Runner::kLogitRows));
+    logit_rows_.clear();
+    for (std::size_t i = first; i < last; ++i) logit_rows_.push_back(level_[i].row);
+    const std::span<const float> logits = runner_.logits(logit_rows_);
+    const std::span<const Runner::Candidate> likely =
+        runner_.likely(static_cast<std::int64_t>(last - first), options_.top_k);
+    for (std::size_t i = first; i < last; ++i) {
+      const Row& row = level_[i];
+      Active& a = *row.active;
+      if (a.lost) continue;
+      const SamplingParams& params = *a.request->sampling;
+      const LogitsState* state = a.request->logits;
+      try {
+        if (params.greedy() && (state == nullptr || state->neutral())) {
+          const auto k = static_cast<std::size_t>(options_.top_k);
+          add_likely(row, likely.subspan((i - first) * k, k));
+        } else {
+          add_processed(row, logits.subspan((i - first) * vocab, vocab));
+        }
+      } catch (const Error&) {
+        // A head that has gone NaN, or is left nothing to say, costs drafts, not the request.
+        a.lost = true;
+        a.out->clear();
+        a.out->set_source(options_.name);
+      }
+    }
+    first = last;
+  }
+}
+
+void HeadDrafter::add_likely(const Row& row, std::span<const Runner::Candidate> likely) {
+  for (const Runner::Candidate& one : likely) {
+    if (one.token < 0 || !std::isfinite(one.logit)) continue;
+    const TokenId token = options_.target_of_draft.empty()
+                              ? one.token
+                              : options_.target_of_draft[static_cast<std::size_t>(one.token)];
+    if (token < target_vocab_) row.active->tree.add(token, row.node, one.logit, one.logit);
+  }
+}
+
+// One row of the head's logits by target id: what it cannot say is impossible.
+std::span<const float> HeadDrafter::by_target_id(std::span<const float> logits) {
+  if (options_.target_of_draft.empty()) {
+    return logits.first(static_cast<std::size_t>(
+        std::min(target_vocab_, static_cast<std::int64_t>(logits.size()))));
+  }
+  std::fill(by_target_.begin(), by_target_.end(), -std::numeric_limits<float>::infinity());
+  for (std::size_t d = 0; d < logits.size(); ++d) {
+    by_target_[static_cast<std::size_t>(options_.target_of_draft[d])] = logits[d];
+  }
+  return by_target_;
+}
+
+// Children where more counts than the head's own logits.
+void HeadDrafter::add_processed(const Row& row, std::span<const float> own) {
+  Active& a = *row.active;
+  const SamplingParams& params = *a.request->sampling;
+  LogitsState* state = a.request->logits;
+  std::span<const float> logits = by_target_id(own);
+  path_.clear();
+  for (std::int32_t node = row.node; node >= 0;) {
+    if (a.sampled) {
+      path_.push_back(a.out->tokens()[static_cast<std::size_t>(node)]);
+      node = a.out->parents()[static_cast<std::size_t>(node)];
+    } else {
+      path_.push_back(a.tree.token(node));
+      node = a.tree.parent(node);
+    }
+  }
+  if (state != nullptr && !state->neutral()) {
+    // Tokens on the way count as history, for these logits alone.
+    for (auto token = path_.rbegin(); token != path_.rend(); ++token) state->push(*token);
+    try {
+      logits = chooser_.processed(logits, *state, nullptr);
+    } catch (...) {
+      for (const TokenId token : path_) state->pop(token);
+      throw;
+    }
+    for (const TokenId token : path_) state->pop(token);
+  }
+  const std::int64_t position = std::ssize(a.request->tokens) + std::ssize(path_);
+  if (a.sampled) {
+    add_draws(row, logits, position);
+  } else if (params.greedy()) {
+    chooser_.logprobs(logits, 0, static_cast<std::int32_t>(options_.top_k), logprobs_);
+    for (const auto& [token, log_prob] : logprobs_.top) {
+      if (std::isfinite(log_prob)) a.tree.add(token, row.node, log_prob, log_prob);
+    }
+  } else {
+    add_favoured(row, logits, position);
+  }
+}
+
+// The tokens that the target's own noise favours. What a child adds to the score is its share among
+// its siblings of exp(log q + noise).
+void HeadDrafter::add_favoured(const Row& row, std::span<const float> logits,
+                               std::int64_t position) {
+  Active& a = *row.active;
+  const std::span<const Chooser::Pick> picks =
+      chooser_.ranked(logits, *a.request->sampling, position, options_.top_k);
+  double sum = 0.0;
+  for (const Chooser::Pick& pick : picks) sum += picks.front().key / pick.key;
+  for (const Chooser::Pick& pick : picks) {
+    const double share = picks.front().key / pick.key / sum;
+    a.tree.add(pick.token, row.node, static_cast<float>(std::log(share)), pick.log_prob);
+  }
+}
+
+// As many draws without replacement as the tree's shape has children here.
+void HeadDrafter::add_draws(const Row& row, std::span<const float> logits, std::int64_t position) {
+  Active& a = *row.active;
+  const SamplingParams& params = *a.request->sampling;
+  const std::int32_t place = row.node < 0 ? DraftTree::kRoot : row.shape;
+  std::int64_t children = 0;
+  for (const std::int32_t parent : a.shape.parents()) children += parent == place ? 1 : 0;
+  const std::span<const float> law = chooser_.distribution(logits, params);
+  a.out->set_distribution(row.node, law);
+  const std::uint32_t purpose = params.verification == Verification::block
+                                    ? purpose_word(Purpose::draft, std::ssize(a.request->tokens))
+                                    : purpose_word(Purpose::draft);
+  const std::span<const Chooser::Pick> picks =
+      chooser_.draws(law, params, position, purpose, children);
+  for (std::size_t node = 0, rank = 0; node < a.shape.size() && rank < picks.size(); ++node) {
+    if (a.shape.parents()[node] != place) continue;
+    a.grown[node] = a.out->add(picks[rank].token, row.node, picks[rank].log_prob);
+    ++rank;
+  }
+}
+
+std::shared_ptr<Drafter> make_head_drafter(const Model& head, const Model& target,
+                                           const DraftHeadOptions& options) {
+  if (!head.valid() || !target.valid()) {
+    throw InvalidArgument(
+        "[draft head] expected a loaded head and a loaded target, got an empty one");
+  }
+  const ModelConfig& h = head.config();
+  const ModelConfig& t = target.config();
+  if (options.kv_cache_bytes <= 0) {
+    throw InvalidArgument(
+        expected_got("kv_cache_bytes", "at least 1", std::to_string(options.kv_cache_bytes)));
+  }
+  options.features.check(t.num_layers);
+  if (h.head.kind != HeadKind::none && h.head.feature_size != t.hidden_size) {
+    throw InvalidArgument(expected_got("draft head",
+                                       "the target's hidden_size " + std::to_string(t.hidden_size),
+                                       std::to_string(h.head.feature_size)));
+  }
+  const std::vector<TokenId>& map = options.target_of_draft;
+  if (!map.empty() && std::ssize(map) != h.vocab_size) {
+    throw InvalidArgument(expected_got("target_of_draft",
+                                       std::to_string(h.vocab_size) + " ids, one a draft id",
+                                       std::to_string(map.size())));
+  }
+  for (std::size_t d = 0; d < map.size(); ++d) {
+    if (map[d] < 0 || map[d] >= t.vocab_size || (d > 0 && map[d] <= map[d - 1])) {
+      throw InvalidArgument(
+          expected_got("target_of_draft", "rising ids below " + std::to_string(t.vocab_size),
+                       std::to_string(map[d]) + " for draft id " + std::to_string(d)));
+    }
+  }
+  return std::make_shared<HeadDrafter>(head, target, options);
+}
+
+}  // namespace specrt

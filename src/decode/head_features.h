@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "specrt/types.h"
+
+namespace specrt {
+
+/// Target features that wait for the head to read them: rows of one buffer, given out one by one.
+class FeatureStore {
+ public:
+  FeatureStore(std::int64_t rows, std::int64_t width)
+      : width_(width), values_(static_cast<std::size_t>(rows * width)) {
+    free_.reserve(static_cast<std::size_t>(rows));
+    for (std::int64_t i = rows; i-- > 0;) free_.push_back(static_cast<std::int32_t>(i));
+  }
+
+  bool full() const { return free_.empty(); }
+  std::int32_t take() {
+    const std::int32_t slot = free_.back();
+    free_.pop_back();
+    return slot;
+  }
+  void give_back(std::int32_t slot) { free_.push_back(slot); }
+  float* row(std::int32_t slot) { return values_.data() + slot * width_; }
+
+ private:
+  std::int64_t width_ = 0;
+  std::vector<float> values_;
+  std::vector<std::int32_t> free_;
+};
+
+/// Keys under which a head's blocks are remembered. Position i holds what follows from tokens 0 to
+/// i + 1; so its key is token i + 1, and the first keys carry token 0 as well, a digit each.
+class HeadKeys {
+ public:
+  explicit HeadKeys(std::int64_t vocab_size) : vocab_(vocab_size), base_(INT32_MAX / vocab_size) {
+    if (base_ < 2) return;
+    for (std::int64_t reach = 1; reach < vocab_size; reach *= base_) ++digits_;
+  }
+  /// Whether blocks of this size tell all first tokens apart.
+  bool usable(std::int64_t block_size) const { return base_ >= 2 && block_size >= digits_; }
+
+  /// The keys that follow from `tokens` beyond those that are there.
+  void append(std::span<const TokenId> tokens, std::vector<TokenId>& keys) const {
+    for (std::size_t i = keys.size(); i + 1 < tokens.size(); ++i) {
+      std::int64_t digit = 0;
+      if (static_cast<std::int64_t>(i) < digits_) {
+        digit = tokens[0];
+        for (std::size_t j = 0; j < i; ++j) digit /= base_;
+        digit %= base_;
+      }
+      keys.push_back(static_cast<TokenId>(tokens[i + 1] + vocab_ * digit));
+    }
+  }
+
+ private:
+  std::int64_t vocab_ = 0;
+  std::int64_t base_ = 0;
+  std::int64_t digits_ = 0;
+};
+
+}  // namespace specrt

@@ -1,0 +1,320 @@
+// A draft head beside its target, from C++.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "decode/head_features.h"
+#include "specrt/decoder.h"
+#include "specrt/error.h"
+#include "tiny_decode.h"
+#include "tiny_model.h"
+
+namespace {
+
+using specrt::Decoder;
+using specrt::DecoderOptions;
+using specrt::Drafter;
+using specrt::DraftHeadOptions;
+using specrt::HeadKind;
+using specrt::Model;
+using specrt::ModelConfig;
+using specrt::Precision;
+using specrt::TokenId;
+using tiny::Output;
+using tiny::Request;
+using tiny::Tokens;
+
+/// A random head of one layer for targets of `spec`.
+Model random_head(const tiny::Spec& spec, HeadKind kind, Precision dtype, double scale = 1.0) {
+  ModelConfig config = tiny::config_of(spec);
+  config.num_layers = 1;
+  config.head.kind = kind;
+  config.head.input_vocab = spec.vocab;
+  config.head.feature_size = spec.hidden;
+  config.head.feature_parts = kind == HeadKind::beside ? 2 : 1;
+  config.head.first_norm = false;
+  config.head.final_norm = kind == HeadKind::beside;
+  config.head.own_embedding = false;
+  config.head.own_lm_head = false;
+  specrt::ModelBuilder builder(config, dtype);
+  std::uint64_t seed = 9;
+  for (const specrt::TensorSpec& tensor : specrt::tensors_of(config)) {
+    std::int64_t count = 1;
+    for (const std::int64_t size : tensor.shape) count *= size;
+    std::vector<float> values;
+    const Tokens noise = tiny::random_tokens(seed++, static_cast<std::size_t>(count), 2001);
+    for (const TokenId one : noise) {
+      const double unit = (one - 1000) / 577.0;  // of variance 1
+      values.push_back(
+          static_cast<float>(tensor.shape.size() == 1
+                                 ? 1.0 + 0.1 * unit
+                                 : scale * unit / std::sqrt(static_cast<double>(tensor.shape[1]))));
+    }
+    builder.set(tensor.name, tensor.shape, specrt::DType::f32, values.data());
+  }
+  return builder.build();
+}
+
+DraftHeadOptions head_options(HeadKind kind, std::int64_t top_k, std::int64_t depth) {
+  DraftHeadOptions options;
+  options.kv_cache_bytes = 1 << 21;
+  options.threads = 1;
+  options.check_invariants = true;
+  options.block_size = 4;
+  options.top_k = top_k;
+  options.depth = depth;
+  if (kind == HeadKind::beside) {
+    options.features.layers = {0, 2};
+  } else {
+    options.features.normed = true;
+  }
+  return options;
+}
+
+/// Keeps the drafts of another drafter, by the length of the text before them.
+class Recorder final : public specrt::Drafter {
+ public:
+  explicit Recorder(std::shared_ptr<Drafter> inner) : inner_(std::move(inner)) {}
+  const std::string& name() const override { return inner_->name(); }
+  void admit(specrt::SequenceId id, std::span<const TokenId> prompt, std::int64_t most) override {
+    inner_->admit(id, prompt, most);
+  }
+  void propose(std::span<const specrt::DraftRequest> requests,
+               std::span<specrt::DraftTree> out) override {
+    inner_->propose(requests, out);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      const auto& tokens = out[i].tokens();
+      drafts[std::ssize(requests[i].tokens)] = Tokens(tokens.begin(), tokens.end());
+    }
+  }
+  void observe(specrt::SequenceId, std::span<const TokenId>) override {}
+  const specrt::TargetFeatures& features() const override { return inner_->features(); }
+  std::int64_t known_positions(specrt::SequenceId id) const override {
+    return inner_->known_positions(id);
+  }
+  void observe_features(std::span<const specrt::ObservedFeatures> batch) override {
+    inner_->observe_features(batch);
+  }
+  void release(specrt::SequenceId id) override { inner_->release(id); }
+  specrt::MemoryUse memory() const override { return inner_->memory(); }
+
+  std::map<std::int64_t, Tokens> drafts;
+
+ private:
+  std::shared_ptr<Drafter> inner_;
+};
+
+std::vector<Request> requests_for(std::int64_t vocab) {
+  std::vector<Request> requests(5);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    requests[i].prompt = tiny::random_tokens(700 + i, 1 + 9 * i, vocab);
+    requests[i].params.max_tokens = static_cast<std::int64_t>(25 + 6 * i);
+    requests[i].params.logprobs = 1;
+    requests[i].params.seed = 7 + i;
+    requests[i].params.temperature = i < 2 ? 0.0 : 1.0;
+  }
+  requests[1].params.repetition_penalty = 1.5;
+  requests[3].params.top_k = 9;
+  requests[4].params.presence_penalty = 0.5;
+  return requests;
+}
+
+}  // namespace
+
+// Budgets that come and go (0 among them), prompts in pieces, memory that holds nothing NaN: the
+// same bytes, whatever the head is, and every draft finds all positions before it.
+TEST(head_drafter_gives_the_bytes_of_plain_decoding) {
+  for (const Precision dtype : {Precision::f32, Precision::bf16}) {
+    const tiny::Spec spec = tiny::small_spec(dtype, 91);
+    const Model target = tiny::random_model(spec);
+    const std::vector<Request> plain_requests = requests_for(spec.vocab);
+    DecoderOptions options = tiny::options_for(target, 5, 128, 4);
+    options.features.layers = {0, 2};
+    options.features.normed = true;
+    Decoder plain(target, options);
+    const std::vector<Output> expected = tiny::run(plain, plain_requests, tiny::fixed(0));
+    for (const HeadKind kind : {HeadKind::fused, HeadKind::beside}) {
+      const Model head = random_head(spec, kind, dtype);
+      for (const std::int64_t top_k : {1, 3}) {
+        for (const int max_rows : {16, 512}) {
+          DraftHeadOptions own = head_options(kind, top_k, 3);
+          own.max_rows = max_rows;
+          own.max_batch_size = 5;
+          const auto drafter = specrt::make_head_drafter(head, target, own);
+          std::vector<Request> requests = plain_requests;
+          for (Request& request : requests) request.drafter = drafter;
+          Decoder decoder(target, options);
+          std::int64_t drafted = 0;
+          for (int turn = 0; turn < 2; ++turn) {  // the second out of the prefix caches
+            const auto outputs = tiny::run(decoder, requests, tiny::restless(4, 9));
+            for (std::size_t i = 0; i < requests.size(); ++i) {
+              CHECK_EQ(tiny::difference(outputs[i], expected[i]), "");
+              drafted += outputs[i].counters.drafted;
+            }
+          }
+          CHECK(drafted > 100);
+          const auto use = specrt::memory_of(head.config(), head.precision(), own, spec.vocab);
+          CHECK_EQ(drafter->memory().workspace, use.workspace);
+          CHECK_EQ(drafter->memory().kv_cache, use.kv_cache);
+          CHECK_EQ(drafter->memory().weights, use.weights);
+        }
+      }
+    }
+  }
+}
+
+// A drafter that was idle for many rounds drafts as one that never was.
+TEST(head_drafter_catches_up) {
+  const tiny::Spec spec = tiny::small_spec(Precision::f32, 92);
+  const Model target = tiny::random_model(spec);
+  const Model head = random_head(spec, HeadKind::beside, Precision::f32);
+  std::map<std::int64_t, Tokens> drafts[2];
+  for (const int idle : {0, 30}) {
+    DraftHeadOptions own = head_options(HeadKind::beside, 2, 3);
+    own.max_rows = 8;  // its store overflows meanwhile
+    own.max_batch_size = 2;
+    const auto drafter = std::make_shared<Recorder>(specrt::make_head_drafter(head, target, own));
+    DecoderOptions options = tiny::options_for(target, 2, 128, 4);
+    options.features.layers = {0, 2};
+    Decoder decoder(target, options);
+    Request request;
+    request.prompt = tiny::random_tokens(3, 20, spec.vocab);
+    request.params.max_tokens = 60;
+    request.drafter = drafter;
+    // Drafts of a node: texts of every length come by, since random heads are wrong.
+    const auto outputs = tiny::run(decoder, {request}, [&](const Decoder& d, int) {
+      specrt::Plan plan;
+      for (const specrt::SequenceState& s : d.sequences()) {
+        const bool waits = s.length < 20 + 1 + idle;
+        plan.push_back({s.id, s.prompt_left > 0 ? s.prompt_left : waits ? 0 : 4});
+      }
+      return plan;
+    });
+    CHECK(outputs[0].counters.drafted > 0);
+    drafts[idle == 0 ? 0 : 1] = drafter->drafts;
+  }
+  std::size_t compared = 0;
+  for (const auto& [length, tokens] : drafts[1]) {
+    const auto found = drafts[0].find(length);
+    if (found == drafts[0].end()) continue;
+    CHECK(found->second == tokens);
+    ++compared;
+  }
+  CHECK(compared > 10);
+}
+
+TEST(head_drafter_refuses_what_does_not_fit) {
+  const tiny::Spec spec = tiny::small_spec(Precision::f32, 93);
+  const Model target = tiny::random_model(spec);
+  const Model head = random_head(spec, HeadKind::fused, Precision::f32);
+  DraftHeadOptions own = head_options(HeadKind::fused, 2, 3);
+  own.features.layers = {1};
+  CHECK_THROWS(specrt::make_head_drafter(head, target, own), specrt::InvalidArgument, "features");
+  own = head_options(HeadKind::fused, 65, 3);
+  CHECK_THROWS(specrt::make_head_drafter(head, target, own), specrt::InvalidArgument, "top_k");
+  own = head_options(HeadKind::fused, 1, 0);
+  CHECK_THROWS(specrt::make_head_drafter(head, target, own), specrt::InvalidArgument, "depth");
+  own = head_options(HeadKind::fused, 1, 3);
+  own.target_of_draft = {1, 2, 3};
+  CHECK_THROWS(specrt::make_head_drafter(head, target, own), specrt::InvalidArgument,
+               "target_of_draft");
+  own.target_of_draft.clear();
+  CHECK_THROWS(specrt::make_head_drafter(target, target, own), specrt::InvalidArgument, "head");
+  tiny::Spec other = spec;
+  other.hidden = 64;
+  CHECK_THROWS(specrt::make_head_drafter(head, tiny::random_model(other), own),
+               specrt::InvalidArgument, "hidden_size");
+  CHECK_THROWS(head.save("/tmp/specrt_head_not_written"), specrt::UnsupportedError, "draft head");
+}
+
+// Blocks are shared by keys that tell all that a position follows from, the first token too.
+TEST(head_keys_tell_first_tokens_apart) {
+  for (const std::int64_t vocab : {std::int64_t{16}, std::int64_t{128256}, std::int64_t{262144}}) {
+    const specrt::HeadKeys keys(vocab);
+    CHECK(keys.usable(4));
+    std::map<Tokens, TokenId> seen;
+    for (std::int64_t first = 0; first < vocab;
+         first += std::max<std::int64_t>(1, vocab / 16 - 1)) {
+      const Tokens text = {static_cast<TokenId>(first), 3, static_cast<TokenId>(vocab - 1), 0, 5};
+      Tokens one;
+      keys.append(std::span(text).first(2), one);  // piece by piece, and at once
+      keys.append(text, one);
+      Tokens other;
+      keys.append(text, other);
+      CHECK(one == other);
+      CHECK_EQ(one.size(), std::size_t{4});
+      for (const TokenId key : one) CHECK(key >= 0);
+      CHECK(seen.emplace(one, text[0]).second);
+    }
+  }
+}
+
+// Trees that a head samples keep the target's law, three tokens deep.
+TEST(head_drafter_rejection_keeps_the_law) {
+  const std::int64_t vocab = 5;
+  std::vector<std::vector<float>> table(vocab, std::vector<float>(vocab));
+  for (std::size_t a = 0; a < 5; ++a) {
+    for (std::size_t b = 0; b < 5; ++b) {
+      table[a][b] = static_cast<float>((a * 7 + b * 3) % 5) * 0.6f;
+    }
+  }
+  const Model target = tiny::bigram_model(table, 64);
+  tiny::Spec spec;
+  spec.vocab = spec.hidden = vocab;
+  spec.layers = 1;
+  spec.ffn = 16;
+  spec.max_positions = 64;
+  const Model head = random_head(spec, HeadKind::fused, Precision::f32, 0.5);
+  std::vector<std::vector<double>> law(5, std::vector<double>(5));
+  for (std::size_t a = 0; a < 5; ++a) {
+    double sum = 0;
+    for (std::size_t b = 0; b < 5; ++b) sum += law[a][b] = std::exp(double{table[a][b]});
+    for (double& p : law[a]) p /= sum;
+  }
+  for (const auto verification : {specrt::Verification::rejection, specrt::Verification::block}) {
+    DraftHeadOptions own = head_options(HeadKind::fused, 3, 2);
+    own.max_batch_size = 1;
+    const auto drafter = specrt::make_head_drafter(head, target, own);
+    DecoderOptions options = tiny::options_for(target, 1, 16, 4);
+    options.features.normed = true;
+    options.check_invariants = false;
+    Decoder decoder(target, options);
+    const int trials = tiny::kThinned ? 1500 : 6000;
+    std::vector<double> counts(125);
+    std::int64_t accepted = 0;
+    for (int trial = 0; trial < trials; ++trial) {
+      Request request;
+      request.prompt = {1, 2};
+      request.params.max_tokens = 4;
+      request.params.temperature = 1.0;
+      request.params.seed = static_cast<std::uint64_t>(trial) * 77 + 5;
+      request.params.verification = verification;
+      request.drafter = drafter;
+      const Output output = tiny::run(decoder, {request}, tiny::fixed(6))[0];
+      // The first token comes from prefill; the next three are what drafts may touch.
+      const Tokens& t = output.tokens;
+      counts[static_cast<std::size_t>(t[1] * 25 + t[2] * 5 + t[3])] += 1;
+      accepted += output.counters.accepted;
+    }
+    CHECK(accepted > trials / 4);
+    double chi = 0;
+    for (std::size_t a = 0; a < 5; ++a) {
+      for (std::size_t b = 0; b < 5; ++b) {
+        for (std::size_t c = 0; c < 5; ++c) {
+          double p = 0;
+          for (std::size_t f = 0; f < 5; ++f) p += law[2][f] * law[f][a] * law[a][b] * law[b][c];
+          const double mean = p * trials;
+          const double off = counts[a * 25 + b * 5 + c] - mean;
+          chi += off * off / mean;
+        }
+      }
+    }
+    CHECK(chi < 190.0);  // 124 degrees of freedom: one in ten thousand is above 190
+  }
+}

@@ -1,0 +1,197 @@
+"""Multi-token prediction modules inside a target's checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draft_heads import Head, Restated, Tensors, paths, write
+from helpers import assert_same, greedy
+from safetensors.torch import load_file
+from tiny import tiny_llama, tiny_qwen2
+
+import specrt
+from specrt import SamplingParams, _core
+from specrt.drafters import MTP
+
+PROMPTS = [[5, 9, 2, 77, 31], [1], list(range(3, 40)), [8, 8, 8, 9], [100, 3, 60, 61]]
+
+# Plain name -> the family's, behind the module's prefix.
+_NAMES = {
+    "mimo": {
+        "embedding_norm": "token_layernorm.weight", "hidden_norm": "hidden_layernorm.weight",
+        "fc.weight": "input_proj.weight", "norm.weight": "final_layernorm.weight",
+    },
+    "qwen3_next": {
+        "embedding_norm": "pre_fc_norm_embedding.weight",
+        "hidden_norm": "pre_fc_norm_hidden.weight", "fc.weight": "fc.weight",
+        "norm.weight": "norm.weight",
+    },
+    "deepseek": {
+        "embedding_norm": "enorm.weight", "hidden_norm": "hnorm.weight",
+        "fc.weight": "eh_proj.weight", "norm.weight": "shared_head.norm.weight",
+        "embed_tokens.weight": "embed_tokens.weight", "lm_head.weight": "shared_head.head.weight",
+    },
+}  # fmt: skip
+_PREFIX = {"mimo": "model.mtp_layers.0.", "qwen3_next": "mtp.", "deepseek": "model.layers.3."}
+
+
+def module(kind: str, **more: Any) -> Head:
+    """A random module that fits the targets below."""
+    return Head(kind, ffn=128, eps=1e-6, **more)
+
+
+def stored(head: Head) -> Tensors:
+    """The module's tensors as its family names them."""
+    out = {}
+    for name, tensor in head.tensors.items():
+        if name.startswith("layers.0."):
+            one = name if head.kind == "qwen3_next" else name.removeprefix("layers.0.")
+        else:
+            one = _NAMES[head.kind][name]
+        if head.kind == "qwen3_next" and tensor.ndim == 1 and "bias" not in name:
+            tensor = tensor - 1.0
+        out[_PREFIX[head.kind] + one] = tensor
+    return out
+
+
+def with_module(path: Path, head: Head, base: Path, **config: Any) -> Path:
+    """A copy of the target `base` with the module beside it."""
+    raw = {**json.loads((base / "config.json").read_text()), **config}
+    return write(path, raw, {**load_file(base / "model.safetensors"), **stored(head)})
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("llama"), layers=3, seed=5, lm_head_scale=4.0)
+
+
+def target_of(kind: str, head: Head, llama: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """(the target with its module, the same as transformers can read it)."""
+    if kind != "mimo":
+        keys = {"qwen3_next": "mtp_num_hidden_layers", "deepseek": "num_nextn_predict_layers"}
+        return with_module(tmp_path / kind, head, llama, **{keys[kind]: 1}), llama
+    base = tiny_qwen2(tmp_path / "qwen2", vocab=128, tie=False, layers=3, lm_head_scale=4.0)
+    mimo = with_module(
+        tmp_path / kind, head, base, num_nextn_predict_layers=1, model_type="mimo",
+        architectures=["MiMoForCausalLM"],
+    )  # fmt: skip
+    return mimo, base
+
+
+HEADS = {
+    "mimo": {"flags": {"qkv_bias"}, "theta": 1e6},
+    "qwen3_next": {},
+    "deepseek": {"flags": {"embedding", "lm_head"}},
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_drafts_are_those_of_the_published_module(kind: str, llama: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    head = module(kind, seed=50, **HEADS[kind])
+    folder, plain = target_of(kind, head, llama, tmp_path)
+    reference = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
+    restated = Restated(
+        head, reference.model.embed_tokens.weight.detach(), reference.lm_head.weight.detach()
+    )
+    specs = (MTP(), MTP(num_speculative_tokens=3), MTP(top_k=3, total_token=9, depth=2))
+    for spec in specs:
+        with specrt.Engine(folder, spec, block_size=4, check_invariants=True) as engine:
+            seen: list[Any] = []
+            engine._drafter = _core.make_watched_drafter(
+                engine._drafter,
+                lambda tokens, tree: seen.append((tokens, paths(tree))),  # noqa: B023
+            )
+            engine.generate(PROMPTS[0], greedy(8))
+        for tokens, tree in (seen[0], seen[1], seen[-1]):
+            with torch.no_grad():
+                states = reference(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+            expected = restated.draft(
+                tokens, states[-1][0, :-1], len(tree), max(map(len, tree), default=1), spec.top_k
+            )
+            assert tree.keys() == expected.keys()
+            for path, value in expected.items():
+                assert tree[path] == pytest.approx(value, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", HEADS)
+def test_output_is_that_of_no_drafter(kind: str, dtype: str, llama: Path, tmp_path: Path) -> None:
+    folder, plain = target_of(kind, module(kind, seed=51, **HEADS[kind]), llama, tmp_path)
+    params = [
+        greedy(24),
+        SamplingParams(max_tokens=30, temperature=1.0, seed=5),
+        SamplingParams(max_tokens=20, temperature=0.8, top_p=0.9, seed=6, logprobs=2),
+        SamplingParams(max_tokens=25, temperature=1.2, seed=7, repetition_penalty=1.3),
+        greedy(22, repetition_penalty=50.0),
+    ]
+    with specrt.Engine(plain, dtype=dtype) as engine:
+        expected = engine.generate(PROMPTS, params)
+    for spec in ("mtp", MTP(num_speculative_tokens=8), MTP(top_k=3, total_token=12, depth=3)):
+        with specrt.Engine(folder, spec, dtype=dtype, check_invariants=True) as engine:
+            assert engine.memory == specrt.plan(folder, spec, dtype=dtype)
+            outputs = engine.generate(PROMPTS, params)
+            assert_same(outputs, expected, (kind, spec))
+            assert sum(one.metrics.drafted_tokens for one in outputs) > 30
+            assert_same([engine.generate(PROMPTS[1], params[1])], expected[1:2], (kind, spec))
+
+
+def test_the_first_position_does_not_depend_on_the_number_of_steps(
+    llama: Path, tmp_path: Path
+) -> None:
+    folder, _ = target_of("deepseek", module("deepseek", seed=52), llama, tmp_path)
+    firsts = []
+    for tokens in range(1, 9):
+        with specrt.Engine(folder, MTP(num_speculative_tokens=tokens)) as engine:
+            seen: dict[int, Any] = {}
+            engine._drafter = _core.make_watched_drafter(
+                engine._drafter,
+                lambda before, tree: seen.setdefault(len(before), tree.tokens[:1]),  # noqa: B023
+            )
+            engine.generate(PROMPTS[2], greedy(30))
+            firsts.append(seen)
+    for other in firsts[1:]:
+        common = firsts[0].keys() & other.keys()
+        assert len(common) > 5
+        assert all(firsts[0][one] == other[one] for one in common if firsts[0][one] and other[one])
+
+
+def test_a_copy_of_the_targets_table_is_not_held_twice(llama: Path, tmp_path: Path) -> None:
+    head = module("deepseek", flags={"embedding", "lm_head"}, seed=53)
+    own, _ = target_of("deepseek", head, llama, tmp_path / "own")
+    tensors = load_file(llama / "model.safetensors")
+    head.tensors["embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
+    head.tensors["lm_head.weight"] = tensors["lm_head.weight"]
+    copied, _ = target_of("deepseek", head, llama, tmp_path / "copied")
+    saved = 2 * 128 * 64 * 4
+    plans = [specrt.plan(one, "mtp", max_model_len=128) for one in (own, copied)]
+    assert plans[0].drafter_weights - plans[1].drafter_weights == saved
+
+
+def test_what_is_not_exactly_a_module_is_refused(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(specrt.errors.LoadError, match=r"model\.layers\.3"):
+        specrt.Engine(llama, "mtp")
+    folder, _ = target_of("mimo", module("mimo", seed=54), llama, tmp_path)  # without biases
+    with pytest.raises(specrt.errors.LoadError, match=r"q_proj\.bias"):
+        specrt.Engine(folder, MTP())
+    with specrt.Engine(folder) as engine:  # the target alone does not read it
+        engine.save(tmp_path / "target.specrt")
+    with pytest.raises(specrt.errors.LoadError, match="a saved file"):
+        specrt.Engine(tmp_path / "target.specrt", MTP())
+    head = module("qwen3_next", seed=55)
+    head.tensors["layers.1.self_attn.q_proj.weight"] = torch.zeros(4, 4)
+    tensors = {**load_file(llama / "model.safetensors"), **stored(module("qwen3_next", seed=55))}
+    config = json.loads((llama / "config.json").read_text())
+    for name, message in (("mtp.extra.weight", "mtp.extra"), ("mtp.layers.1.x", "one module")):
+        write(tmp_path / "odd", config, {**tensors, name: torch.zeros(4)})
+        with pytest.raises(specrt.errors.SpecrtError, match=message):
+            specrt.Engine(tmp_path / "odd", MTP())
+    # A layer too many that is no module is nobody's.
+    write(tmp_path / "odd", config, {**tensors, "model.layers.3.x": torch.zeros(4)})
+    with pytest.raises(specrt.errors.LoadError, match=r"model\.layers\.3\.x"):
+        specrt.Engine(tmp_path / "odd")

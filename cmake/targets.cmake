@@ -13,6 +13,7 @@ set(specrt_sources
     src/core/kv_promises.cpp
     src/core/prefix_index.cpp
     src/core/sampling_params.cpp
+    src/core/static_tree.cpp
     src/core/suffix_index.cpp
     src/core/types.cpp
     src/cpu/detect.cpp
@@ -22,10 +23,12 @@ set(specrt_sources
     src/cpu/scalar.cpp
     src/cpu/thread_pool.cpp
     src/cpu/thread_team.cpp
+    src/decode/chain_draft.cpp
     src/decode/choose.cpp
     src/decode/decide.cpp
     src/decode/decoder.cpp
     src/decode/filter.cpp
+    src/decode/layers_drafter.cpp
     src/decode/logits_state.cpp
     src/decode/model_drafter.cpp
     src/decode/ngram_drafter.cpp
@@ -33,6 +36,7 @@ set(specrt_sources
     src/decode/rejection.cpp
     src/decode/round.cpp
     src/decode/sequence.cpp
+    src/decode/typical.cpp
     src/decode/verify.cpp
     src/model/attention_plan.cpp
     src/model/buffer.cpp
@@ -44,7 +48,8 @@ set(specrt_sources
     src/model/kv_storage.cpp
     src/model/model.cpp
     src/model/model_file.cpp
-    src/model/runner.cpp)
+    src/model/runner.cpp
+    src/model/self_draft.cpp)
 
 add_library(specrt_objects OBJECT ${specrt_sources})
 target_include_directories(

@@ -17,6 +17,8 @@ namespace specrt {
 
 class LogitsState;
 class Model;
+class Runner;
+struct ModelConfig;
 
 /// What a drafter is asked for, one sequence.
 struct DraftRequest {
@@ -26,6 +28,7 @@ struct DraftRequest {
   std::int64_t max_depth = 0;       ///< deeper nodes could never be used
   const SamplingParams* sampling = nullptr;
   LogitsState* logits = nullptr;  ///< the sequence's penalties and masks; for built-in drafters
+  Runner* target = nullptr;       ///< the decoder's own, between two passes; for built-in drafters
 };
 
 /// Proposes continuations. The target decides what becomes of them, so a drafter can cost time
@@ -85,6 +88,16 @@ struct SPECRT_API DraftModelOptions {
   std::shared_ptr<ThreadTeam> team;  ///< null: one of its own; the decoder's is best
   std::string cpu_isa = "auto";
 };
+
+/// The target's first `layers` layers draft a chain under its own norm and head (Zhang et al.
+/// 2309.08168). What those layers made of committed tokens is in the target's KV cache already and
+/// is read there, so this takes no weights and no cache of its own. Throws InvalidArgument where
+/// `layers` is not from 1 to one less than the target has.
+SPECRT_API std::shared_ptr<Drafter> make_layers_drafter(const Model& target, std::int64_t layers,
+                                                        const std::string& cpu_isa = "auto");
+
+/// What it takes, before it is made.
+SPECRT_API MemoryUse memory_of_layers_drafter(const ModelConfig& target);
 
 /// A smaller model drafts a chain (Leviathan et al. 2211.17192). Where the request samples, it
 /// reads the target's noise with `coupled` verification, so that both agree as often as they can,

@@ -9,5 +9,6 @@
 #include "specrt/memory.h"
 #include "specrt/model.h"
 #include "specrt/sampling.h"
+#include "specrt/static_tree.h"
 #include "specrt/types.h"
 #include "specrt/version.h"

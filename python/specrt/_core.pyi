@@ -24,15 +24,20 @@ __all__: list[str] = [
     "cpu_isa",
     "default_thread_count",
     "kv_cache_bytes_for",
+    "make_layers_drafter",
     "make_model_drafter",
     "make_ngram_drafter",
     "make_python_constraint",
     "make_python_drafter",
+    "make_self_draft",
     "memory_of",
+    "memory_of_layers_drafter",
     "plan_fixed",
     "quantise_compensated",
     "resolve_cpu_isa",
     "resolve_kv_cache_dtype",
+    "self_draft_bytes",
+    "self_draft_config",
     "tensors_of",
     "trace_layer",
     "weight_bytes",
@@ -158,6 +163,8 @@ class CoreSamplingParams:
         sample_index: typing.SupportsInt | typing.SupportsIndex = 0,
         stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         verification: str = "coupled",
+        posterior_threshold: typing.SupportsFloat | typing.SupportsIndex = 0.09,
+        posterior_alpha: typing.SupportsFloat | typing.SupportsIndex = 0.3,
         logprobs: typing.SupportsInt | typing.SupportsIndex = -1,
         prompt_logprobs: typing.SupportsInt | typing.SupportsIndex = -1,
     ) -> None: ...
@@ -466,6 +473,14 @@ def kv_cache_bytes_for(
     """
 
 
+def make_layers_drafter(
+    target: Model, *, layers: typing.SupportsInt | typing.SupportsIndex, cpu_isa: str
+) -> CoreDrafter:
+    """
+    The target's first layers as its drafter, over the decoder's own KV cache.
+    """
+
+
 def make_model_drafter(
     model: Model,
     *,
@@ -506,6 +521,14 @@ def make_python_drafter(object: typing.Any) -> CoreDrafter:
     """
 
 
+def make_self_draft(
+    target: Model, precision: str, layers: typing.SupportsInt | typing.SupportsIndex
+) -> Model:
+    """
+    The target's first layers in that dtype, sharing what the target holds so already.
+    """
+
+
 def memory_of(
     config: ModelConfig,
     dtype: str,
@@ -520,6 +543,12 @@ def memory_of(
 ) -> MemoryUse:
     """
     What a Decoder of these options takes, before it is made.
+    """
+
+
+def memory_of_layers_drafter(target: ModelConfig) -> MemoryUse:
+    """
+    What it takes, before it is made.
     """
 
 
@@ -557,6 +586,28 @@ def resolve_cpu_isa(name: str) -> str:
 def resolve_kv_cache_dtype(kv_cache_dtype: str, dtype: str) -> str:
     """
     What a kv_cache_dtype comes to for a model of that dtype.
+    """
+
+
+def self_draft_bytes(
+    config: ModelConfig,
+    target: str,
+    precision: str,
+    layers: typing.SupportsInt | typing.SupportsIndex,
+) -> int:
+    """
+    Bytes of weights that it does not share with the target.
+    """
+
+
+def self_draft_config(
+    config: ModelConfig,
+    target: str,
+    precision: str,
+    layers: typing.SupportsInt | typing.SupportsIndex,
+) -> ModelConfig:
+    """
+    Of the model that make_self_draft() makes of a target of that config and dtype.
     """
 
 

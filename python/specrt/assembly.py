@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from . import _core
-from .drafters import AnyDrafter, DraftModel, NGram
+from .drafters import AnyDrafter, DraftModel, NGram, SelfDraft
 from .errors import InvalidArgumentError, UnsupportedError
 from .loaded import Opened, open_target
 from .planning import Sizes
@@ -28,11 +28,10 @@ def check_options(*, device: Any, verification: Any, cpu_isa: Any, **flags: Any)
         if isinstance(device, str) and (device == "cuda" or device.startswith("cuda:")):
             raise UnsupportedError("[device] this build has no CUDA: use device='cpu'")
         raise InvalidArgumentError(f"[device] expected 'auto' or 'cpu', got {device!r}")
-    if verification not in ("coupled", "rejection", "block"):
-        if verification == "typical":
-            raise UnsupportedError("[verification] 'typical' is not available yet")
+    if verification not in ("coupled", "rejection", "block", "typical"):
         raise InvalidArgumentError(
-            f"[verification] expected 'coupled', 'rejection' or 'block', got {verification!r}"
+            f"[verification] expected 'coupled', 'rejection', 'block' or 'typical', got "
+            f"{verification!r}"
         )
     for name, flag in flags.items():
         if not isinstance(flag, bool):
@@ -70,14 +69,14 @@ def open_draft(spec: DraftModel, target: Opened, max_model_len: int | None) -> O
     )
 
 
-def check_full_drafts(sizes: Sizes, draft_tokens: int) -> None:
+def check_full_drafts(sizes: Sizes, draft_tokens: int, verification: str) -> None:
     """A draft that a full pass cuts short would change the text that a seed gives."""
     need = sizes.max_batch_size + -(-4 * sizes.max_batch_size * draft_tokens // 3)
     if sizes.max_num_batched_tokens < need:
         raise InvalidArgumentError(
             f"[max_num_batched_tokens] expected at least {need}, so that {sizes.max_batch_size} "
-            f"requests always get {draft_tokens} draft tokens each, as verification 'rejection' "
-            f"and 'block' need to repeat; got {sizes.max_num_batched_tokens}"
+            f"requests always get {draft_tokens} draft tokens each, as verification "
+            f"{verification!r} needs to repeat; got {sizes.max_num_batched_tokens}"
         )
 
 
@@ -116,6 +115,7 @@ def vocabulary_map(target: Opened, draft: Opened) -> VocabularyMap | None:
 
 def make_drafter(
     spec: AnyDrafter | None,
+    target_model: _core.Model,
     draft_model: _core.Model | None,
     vocabulary: VocabularyMap | None,
     target: Opened,
@@ -132,7 +132,10 @@ def make_drafter(
             max_match=spec.prompt_lookup_max,
             most_recent=spec.most_recent,
         )
-    if isinstance(spec, DraftModel):
+    if isinstance(spec, SelfDraft) and draft_model is None:
+        assert spec.layers is not None
+        return _core.make_layers_drafter(target_model, layers=spec.layers, cpu_isa=isa)
+    if isinstance(spec, (DraftModel, SelfDraft)):
         assert draft_model is not None
         return _core.make_model_drafter(
             draft_model,

@@ -13,7 +13,7 @@ from typing import Any
 from ._core import DraftTree
 from .errors import InvalidArgumentError
 
-__all__ = ["DraftModel", "Drafter", "NGram", "resolve"]
+__all__ = ["DraftModel", "Drafter", "NGram", "SelfDraft", "resolve"]
 
 
 class Drafter(ABC):
@@ -87,20 +87,55 @@ class DraftModel:
     num_speculative_tokens: int = 4
 
 
-AnyDrafter = NGram | DraftModel | Drafter
+@dataclass(frozen=True, kw_only=True)
+class SelfDraft:
+    """The target drafts for itself, cheaper: its first layers, a coarser precision, or both.
+
+    `layers=k` runs the first k layers under the target's norm and head, in the target's own weights
+    and KV cache (Zhang et al., arXiv 2309.08168): it takes nearly no memory. `precision` rounds
+    the target's weights once more and drafts over a KV cache of its own; the embedding table and
+    whatever else is the same in both is shared. Without either, `precision="int4"`.
+    """
+
+    precision: str | None = None
+    """Coarser than the target's: "bfloat16", "int8", "int4" or "w8a8"; None with `layers` takes
+    the target's."""
+    layers: int | None = None
+    """From 1 to one less than the target has; with a coarser `precision` all of them, too."""
+    num_speculative_tokens: int = 4
+
+    def __post_init__(self) -> None:
+        names = ("bfloat16", "bf16", "int8", "int4", "w8a8")
+        if self.precision is not None and self.precision not in names:
+            raise InvalidArgumentError(
+                f"[precision] expected None, 'bfloat16', 'int8', 'int4' or 'w8a8', got "
+                f"{self.precision!r}"
+            )
+        for name in ("layers", "num_speculative_tokens"):
+            value = getattr(self, name)
+            if value is None and name == "layers":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+                raise InvalidArgumentError(f"[{name}] expected an integer >= 1, got {value!r}")
+
+
+AnyDrafter = NGram | DraftModel | SelfDraft | Drafter
+
+
+_KINDS: dict[str, type[NGram | SelfDraft]] = {"ngram": NGram, "self": SelfDraft}
 
 
 def resolve(drafter: Any) -> AnyDrafter | None:
     """`Engine`'s `drafter` argument as one of the classes above.
 
-    None, "ngram", an object of these classes, or a smaller model given as `Engine`'s target would
-    be. Raises InvalidArgumentError for anything else.
+    None, "ngram", "self", an object of these classes, or a smaller model given as `Engine`'s target
+    would be. Raises InvalidArgumentError for anything else.
     """
-    if drafter is None or isinstance(drafter, (NGram, DraftModel, Drafter)):
+    if drafter is None or isinstance(drafter, AnyDrafter):
         return drafter
-    if isinstance(drafter, str) and drafter == "ngram":
-        return NGram()
-    if isinstance(drafter, type) and issubclass(drafter, (NGram, DraftModel, Drafter)):
+    if isinstance(drafter, str) and drafter in _KINDS:
+        return _KINDS[drafter]()
+    if isinstance(drafter, type) and issubclass(drafter, AnyDrafter):
         raise InvalidArgumentError(
             f"[drafter] expected an object, got the class {drafter.__name__}: write "
             f"{drafter.__name__}(...)"
@@ -110,13 +145,13 @@ def resolve(drafter: Any) -> AnyDrafter | None:
         # A word that is neither a hub id ("owner/name") nor a path is a misspelt kind.
         if "/" not in text and os.sep not in text and not os.path.exists(text):
             raise InvalidArgumentError(
-                f"[drafter] expected None, 'ngram', a path or hub id of a smaller model, or an "
-                f"object of specrt.drafters, got {text!r}"
+                f"[drafter] expected None, 'ngram', 'self', a path or hub id of a smaller model, or "
+                f"an object of specrt.drafters, got {text!r}"
             )
         return DraftModel(model=drafter)
     if hasattr(drafter, "state_dict") and hasattr(drafter, "config"):
         return DraftModel(model=drafter)
     raise InvalidArgumentError(
-        f"[drafter] expected None, 'ngram', a path or hub id of a smaller model, or an object of "
-        f"specrt.drafters, got {type(drafter).__name__}"
+        f"[drafter] expected None, 'ngram', 'self', a path or hub id of a smaller model, or an "
+        f"object of specrt.drafters, got {type(drafter).__name__}"
     )

@@ -20,7 +20,7 @@ from .assembly import (
     open_draft,
     vocabulary_map,
 )
-from .drafters import Drafter, DraftModel, resolve
+from .drafters import Drafter, DraftModel, SelfDraft, resolve
 from .errors import InvalidArgumentError, SpecrtError, UnsupportedError
 from .loaded import Opened, open_target
 from .planning import (
@@ -28,8 +28,10 @@ from .planning import (
     cache_tokens,
     check_positive,
     check_room,
+    fixed_use,
     plan_memory,
     plan_sizes,
+    self_draft_shape,
 )
 from .prompts import check_conversation, is_conversation, is_prompt
 from .request import Request, request_output
@@ -83,7 +85,7 @@ class Engine:
         """Load a target and its drafter.
 
         target: a folder, a hub id, a .gguf file, a file from `save`, or a transformers model.
-        drafter: None, "ngram", a smaller model given like the target, or an object of
+        drafter: None, "ngram", "self", a smaller model given like the target, or an object of
             `specrt.drafters`.
         tokenizer: a Hugging Face tokenizer, or where to load one; None takes the target's own.
         device: "auto" or "cpu".
@@ -105,7 +107,9 @@ class Engine:
             nothing.
         verification: "coupled" (the target's own choice decides, so that the output does not
             depend on the draft), or "rejection" or "block", which keep the target's law, accept a
-            little more of a sampled draft, and repeat only for the same drafter and settings.
+            little more of a sampled draft, and repeat only for the same drafter and settings. Or
+            "typical", which is lossy: it accepts what the target finds likely enough (Medusa,
+            arXiv 2401.10774); outputs then say `lossless=False`.
         cpu_isa: "auto", or the instruction-set level to run: "amx", "avx512", "avx2", "scalar".
         enable_prefix_caching: keep the KV blocks of finished requests for prompts that begin
             alike, for as long as running requests leave room.
@@ -143,10 +147,13 @@ class Engine:
             if isinstance(spec, DraftModel):
                 draft = open_draft(spec, opened, max_model_len)
                 vocabulary = vocabulary_map(opened, draft)
+            draft_shape = draft.shape if draft else None
+            if isinstance(spec, SelfDraft):
+                draft_shape = self_draft_shape(spec, opened.shape)
             defaults = SamplingParams.from_generation_config(opened.generation)
             sizes = plan_sizes(
                 opened.shape,
-                draft.shape if draft else None,
+                draft_shape,
                 max_model_len=max_model_len,
                 kv_cache_bytes=kv_cache_bytes,
                 max_batch_size=max_batch_size,
@@ -156,10 +163,15 @@ class Engine:
                 enable_prefix_caching=enable_prefix_caching,
             )
             if verification != "coupled" and spec is not None:
-                check_full_drafts(sizes, draft_tokens)
-            check_room(plan_memory(opened.shape, draft.shape if draft else None, sizes))
+                check_full_drafts(sizes, draft_tokens, verification)
+            fixed = fixed_use(spec, opened.shape)
+            check_room(plan_memory(opened.shape, draft_shape, sizes, fixed))
             self._model = opened.load()
             draft_model = draft.load() if draft else None
+            if isinstance(spec, SelfDraft) and draft_shape is not None:
+                draft_model = _core.make_self_draft(
+                    self._model, draft_shape.dtype, draft_shape.config.num_layers
+                )
         finally:
             opened.close()
             if draft:
@@ -174,7 +186,7 @@ class Engine:
             check_invariants=check_invariants,
         )
         self._drafter = make_drafter(
-            spec, draft_model, vocabulary, opened, sizes, team, isa, check_invariants
+            spec, self._model, draft_model, vocabulary, opened, sizes, team, isa, check_invariants
         )
         self.verification: str = verification
         self._grammar: Grammar | None = None
@@ -405,10 +417,10 @@ class Engine:
         bad_words = self._bad_words(params.bad_words or ())
         start = None
         if params.structured_outputs is not None:
-            if self.verification == "block":
+            if self.verification not in ("coupled", "rejection"):
                 raise UnsupportedError(
-                    "[structured_outputs] expected verification='coupled' or 'rejection', "
-                    "got 'block'"
+                    f"[structured_outputs] expected verification='coupled' or 'rejection', "
+                    f"got {self.verification!r}"
                 )
             start = self._need_grammar().compile(params.structured_outputs)
         seeded = params.with_seed()
@@ -432,6 +444,7 @@ class Engine:
                     index=index,
                     constraint=start if start is None or index == 0 else start.again(),
                     after=samples[0] if samples else None,
+                    lossless=self.verification != "typical",
                 )
             )
         return samples

@@ -159,7 +159,8 @@ class RequestOutput:
     seed: int
     """Repeats these outputs."""
     lossless: bool
-    """True where the texts follow the target's own law: with `coupled`, its own bytes."""
+    """True where the texts follow the target's own law: with `coupled`, its own bytes. False with
+    `typical` verification, always."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """One a prompt token, None for the first, where SamplingParams.prompt_logprobs asked."""
 

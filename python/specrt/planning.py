@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _core
-from .drafters import DraftModel, resolve
+from .drafters import AnyDrafter, DraftModel, SelfDraft, resolve
 from .errors import CapacityError, InvalidArgumentError, LoadError
 from .loading import Checkpoint, ModelFields, open_checkpoint
 from .loading.checkpoint import resolve_dtype
@@ -97,6 +97,8 @@ class ModelShape:
 
     config: _core.ModelConfig
     dtype: str
+    own_weights: int | None = None
+    """Bytes, where it shares some with another model; None: all that its config has."""
 
 
 def core_config(fields: ModelFields, eos_token_ids: tuple[int, ...]) -> _core.ModelConfig:
@@ -230,25 +232,58 @@ def _most_blocks(needed: Callable[[int], int], most: int, budget: int) -> int:
     return low
 
 
-def plan_memory(target: ModelShape, drafter: ModelShape | None, sizes: Sizes) -> MemoryPlan:
-    """The shares of an engine of these sizes."""
+def self_draft_shape(spec: SelfDraft, target: ModelShape) -> ModelShape | None:
+    """The model that drafts; None where it is the target itself, less some layers.
+
+    Raises InvalidArgumentError where it is no cheaper than the target.
+    """
+    precision, layers = spec.precision, spec.layers
+    if precision is None:
+        precision = "int4" if layers is None else target.dtype
+    precision = resolve_dtype(precision, set())
+    if layers is None:
+        layers = target.config.num_layers
+    config = _core.self_draft_config(target.config, target.dtype, precision, layers)
+    if precision == target.dtype:
+        return None
+    weights = _core.self_draft_bytes(target.config, target.dtype, precision, layers)
+    return ModelShape(config, precision, weights)
+
+
+def fixed_use(spec: AnyDrafter | None, target: ModelShape) -> _core.MemoryUse | None:
+    """What a drafter takes that is no model of its own, where that is known beforehand."""
+    if isinstance(spec, SelfDraft) and self_draft_shape(spec, target) is None:
+        return _core.memory_of_layers_drafter(target.config)
+    return None
+
+
+def plan_memory(
+    target: ModelShape,
+    drafter: ModelShape | None,
+    sizes: Sizes,
+    fixed: _core.MemoryUse | None = None,
+) -> MemoryPlan:
+    """The shares of an engine of these sizes. `fixed` is a drafter's that is no model."""
     own = _core.memory_of(
         target.config,
         target.dtype,
         **sizes.options(sizes.target_kv_cache_bytes, sizes.max_model_len),
     )
-    other = None
+    other = fixed
     if drafter is not None:
         other = _core.memory_of(
             drafter.config,
             drafter.dtype,
             **sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len),
         )
+    weights = other.weights if other else 0
+    if drafter is not None and drafter.own_weights is not None:
+        weights = drafter.own_weights
     return MemoryPlan(
         target_weights=own.weights,
         target_kv_cache=own.kv_cache,
         target_workspace=own.workspace,
-        drafter_weights=other.weights if other else 0,
+        drafter_weights=weights,
         drafter_kv_cache=other.kv_cache if other else 0,
         drafter_workspace=other.workspace if other else 0,
         drafter_index=0,
@@ -308,6 +343,8 @@ def plan(
     drafter_shape = None
     if isinstance(spec, DraftModel):
         drafter_shape = _shape_at(spec.model, spec.dtype, None)
+    elif isinstance(spec, SelfDraft):
+        drafter_shape = self_draft_shape(spec, shape)
     sizes = plan_sizes(
         shape,
         drafter_shape,
@@ -319,7 +356,7 @@ def plan(
         kv_cache_dtype=kv_cache_dtype,
         enable_prefix_caching=enable_prefix_caching,
     )
-    return plan_memory(shape, drafter_shape, sizes)
+    return plan_memory(shape, drafter_shape, sizes, fixed_use(spec, shape))
 
 
 def map_saved(target: Any, dtype: str) -> _core.Model | None:

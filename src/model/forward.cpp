@@ -251,11 +251,11 @@ void Runner::plan_attention() {
   }
 }
 
-void Runner::forward() {
+void Runner::forward(std::int64_t layers) {
   if (rows_ == 0) return;
   plan_attention();
   embed();
-  for (std::int64_t i = 0; i < model_.config().num_layers; ++i) layer(i);
+  for (std::int64_t i = 0; i < layers; ++i) layer(i);
 }
 
 void Runner::forward_traced(std::span<const float> stream, LayerTrace& trace) {

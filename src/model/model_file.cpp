@@ -188,6 +188,9 @@ void config_from_text(const std::string& text, const std::string& path, ModelCon
 
 void Model::save(const std::string& path) const {
   if (!valid()) throw InvalidArgument("[save] expected a loaded model, got an empty one");
+  if (data_->shared != nullptr) {
+    throw InvalidArgument("[save] expected a model of its own weights, got one that shares them");
+  }
   const std::string header = config_to_text(config(), precision());
   const auto header_bytes = static_cast<std::int64_t>(header.size());
   const std::string temporary = path + ".tmp" + std::to_string(::getpid());

@@ -4,6 +4,7 @@
 set(specrt_sources
     src/core/draft_tree.cpp
     src/core/error.cpp
+    src/core/features.cpp
     src/core/kv_cache.cpp
     src/core/kv_check.cpp
     src/core/kv_dtype.cpp
@@ -27,6 +28,8 @@ set(specrt_sources
     src/decode/choose.cpp
     src/decode/decide.cpp
     src/decode/decoder.cpp
+    src/decode/drafter.cpp
+    src/decode/features.cpp
     src/decode/filter.cpp
     src/decode/layers_drafter.cpp
     src/decode/logits_state.cpp

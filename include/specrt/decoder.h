@@ -11,6 +11,7 @@
 #include "specrt/cpu.h"
 #include "specrt/drafter.h"
 #include "specrt/export.h"
+#include "specrt/features.h"
 #include "specrt/memory.h"
 #include "specrt/model.h"
 #include "specrt/sampling.h"
@@ -35,6 +36,7 @@ struct SPECRT_API DecoderOptions {
   std::shared_ptr<ThreadTeam> team;  ///< null: one of its own, of `threads` and `pin_threads`
   std::string cpu_isa = "auto";
   bool enable_prefix_caching = true;  ///< later prompts share blocks with the same beginning
+  TargetFeatures features;            ///< what drafters may read: all that any of them does
   bool check_invariants = false;      ///< for tests: check the KV bookkeeping after every round,
                                       ///< and keep KV memory that holds nothing NaN
 };

@@ -9,6 +9,7 @@
 #include "specrt/cpu.h"
 #include "specrt/draft_tree.h"
 #include "specrt/export.h"
+#include "specrt/features.h"
 #include "specrt/memory.h"
 #include "specrt/sampling.h"
 #include "specrt/types.h"
@@ -51,6 +52,19 @@ class SPECRT_API Drafter {
 
   /// Tokens that the target chose and committed.
   virtual void observe(SequenceId id, std::span<const TokenId> committed) = 0;
+
+  /// The target's hidden states that it reads; a decoder is made with room for them
+  /// (DecoderOptions::features). Does not change.
+  virtual const TargetFeatures& features() const;
+  /// Whether this sequence's are still of use: where not, nothing is captured for it.
+  virtual bool wants_features(SequenceId) const { return true; }
+  /// The first so many positions of an admitted sequence may come without features, out of the
+  /// target's prefix cache: what the drafter has of them already. Those that read features of
+  /// every position and do not say so get all of them, and the target computes the whole prompt.
+  virtual std::int64_t known_positions(SequenceId id) const;
+  /// Features of processed tokens, one entry a sequence, after observe(): of prompts chunk by
+  /// chunk, then of what each round committed, without gaps, those of an ending sequence too.
+  virtual void observe_features(std::span<const ObservedFeatures> batch);
 
   virtual void release(SequenceId id) = 0;
   virtual MemoryUse memory() const = 0;

@@ -6,6 +6,7 @@
 #include "specrt/draft_tree.h"
 #include "specrt/drafter.h"
 #include "specrt/error.h"
+#include "specrt/features.h"
 #include "specrt/memory.h"
 #include "specrt/model.h"
 #include "specrt/sampling.h"

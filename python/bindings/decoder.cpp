@@ -16,8 +16,11 @@ DecoderOptions make_options(std::int64_t kv_cache_bytes, std::int64_t max_model_
                             int max_batch_size, int max_rows, int block_size,
                             const std::string& kv_cache_dtype, bool enable_prefix_caching,
                             std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa,
-                            bool check_invariants) {
+                            bool check_invariants, std::vector<std::int64_t> feature_layers,
+                            bool feature_normed) {
   DecoderOptions options;
+  options.features.layers = std::move(feature_layers);
+  options.features.normed = feature_normed;
   options.kv_cache_bytes = kv_cache_bytes;
   options.max_model_len = max_model_len;
   options.max_batch_size = max_batch_size;
@@ -149,15 +152,17 @@ void bind_decoder(py::module_& module) {
       "memory_of",
       [](const ModelConfig& config, const std::string& dtype, std::int64_t kv_cache_bytes,
          std::int64_t max_model_len, int max_batch_size, int max_rows, int block_size,
-         const std::string& kv_cache_dtype, bool enable_prefix_caching) {
-        return memory_of(
-            config, precision_from_name(dtype),
-            make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
-                         kv_cache_dtype, enable_prefix_caching, nullptr, "auto", false));
+         const std::string& kv_cache_dtype, bool enable_prefix_caching,
+         std::vector<std::int64_t> feature_layers, bool feature_normed) {
+        return memory_of(config, precision_from_name(dtype),
+                         make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows,
+                                      block_size, kv_cache_dtype, enable_prefix_caching, nullptr,
+                                      "auto", false, std::move(feature_layers), feature_normed));
       },
       py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("kv_cache_bytes"),
       py::arg("max_model_len"), py::arg("max_batch_size"), py::arg("max_rows"),
       py::arg("block_size"), py::arg("kv_cache_dtype") = "auto", py::arg("enable_prefix_caching"),
+      py::arg("feature_layers") = std::vector<std::int64_t>(), py::arg("feature_normed") = false,
       "What a Decoder of these options takes, before it is made.");
   module.def(
       "kv_cache_bytes_for",
@@ -167,7 +172,7 @@ void bind_decoder(py::module_& module) {
         return kv_cache_bytes_for(
             config, precision_from_name(dtype),
             make_options(0, max_model_len, max_batch_size, max_rows, block_size, kv_cache_dtype,
-                         enable_prefix_caching, nullptr, "auto", false),
+                         enable_prefix_caching, nullptr, "auto", false, {}, false),
             sequences, tokens);
       },
       py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("max_model_len"),
@@ -176,21 +181,28 @@ void bind_decoder(py::module_& module) {
       py::arg("kv_cache_dtype") = "auto", "KV bytes for that many sequences of that many tokens.");
 
   py::class_<Decoder>(module, "Decoder", "Rounds of draft, verify and commit over one target.")
-      .def(py::init([](const Model& model, std::int64_t kv_cache_bytes, std::int64_t max_model_len,
-                       int max_batch_size, int max_rows, int block_size,
-                       const std::string& kv_cache_dtype, bool enable_prefix_caching,
-                       std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa,
-                       bool check_invariants) {
-             const DecoderOptions options = make_options(
-                 kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
-                 kv_cache_dtype, enable_prefix_caching, std::move(team), cpu_isa, check_invariants);
-             const py::gil_scoped_release released;
-             return std::make_unique<Decoder>(model, options);
-           }),
-           py::arg("model"), py::kw_only(), py::arg("kv_cache_bytes"), py::arg("max_model_len"),
-           py::arg("max_batch_size"), py::arg("max_rows"), py::arg("block_size"),
-           py::arg("kv_cache_dtype") = "auto", py::arg("enable_prefix_caching"), py::arg("team"),
-           py::arg("cpu_isa"), py::arg("check_invariants"))
+      .def(
+          py::init([](const Model& model, std::int64_t kv_cache_bytes, std::int64_t max_model_len,
+                      int max_batch_size, int max_rows, int block_size,
+                      const std::string& kv_cache_dtype, bool enable_prefix_caching,
+                      std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa,
+                      bool check_invariants, std::vector<std::int64_t> feature_layers,
+                      bool feature_normed) {
+            const DecoderOptions options =
+                make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
+                             kv_cache_dtype, enable_prefix_caching, std::move(team), cpu_isa,
+                             check_invariants, std::move(feature_layers), feature_normed);
+            const py::gil_scoped_release released;
+            return std::make_unique<Decoder>(model, options);
+          }),
+          py::arg("model"), py::kw_only(), py::arg("kv_cache_bytes"), py::arg("max_model_len"),
+          py::arg("max_batch_size"), py::arg("max_rows"), py::arg("block_size"),
+          py::arg("kv_cache_dtype") = "auto", py::arg("enable_prefix_caching"), py::arg("team"),
+          py::arg("cpu_isa"), py::arg("check_invariants"),
+          py::arg("feature_layers") = std::vector<std::int64_t>(),
+          py::arg("feature_normed") = false,
+          "feature_layers, feature_normed: the target's hidden states that drafters may read: the\n"
+          "residual stream as it enters these layers, and the final norm's output.")
       .def(
           "add",
           [](Decoder& decoder, const std::vector<TokenId>& prompt, const SamplingParams& params,

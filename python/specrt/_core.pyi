@@ -332,7 +332,14 @@ class Decoder:
         team: ThreadTeam,
         cpu_isa: str,
         check_invariants: bool,
-    ) -> None: ...
+        feature_layers: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+        feature_normed: bool = False,
+    ) -> None:
+        """
+        feature_layers, feature_normed: the target's hidden states that drafters may read: the
+        residual stream as it enters these layers, and the final norm's output.
+        """
+
     def add(
         self,
         prompt: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
@@ -540,6 +547,8 @@ def memory_of(
     block_size: typing.SupportsInt | typing.SupportsIndex,
     kv_cache_dtype: str = "auto",
     enable_prefix_caching: bool,
+    feature_layers: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+    feature_normed: bool = False,
 ) -> MemoryUse:
     """
     What a Decoder of these options takes, before it is made.

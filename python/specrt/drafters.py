@@ -145,8 +145,8 @@ def resolve(drafter: Any) -> AnyDrafter | None:
         # A word that is neither a hub id ("owner/name") nor a path is a misspelt kind.
         if "/" not in text and os.sep not in text and not os.path.exists(text):
             raise InvalidArgumentError(
-                f"[drafter] expected None, 'ngram', 'self', a path or hub id of a smaller model, or "
-                f"an object of specrt.drafters, got {text!r}"
+                f"[drafter] expected None, 'ngram', 'self', a path or hub id of a smaller model, "
+                f"or an object of specrt.drafters, got {text!r}"
             )
         return DraftModel(model=drafter)
     if hasattr(drafter, "state_dict") and hasattr(drafter, "config"):

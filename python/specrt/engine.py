@@ -180,7 +180,7 @@ class Engine:
         team = _core.ThreadTeam(threads or 0, pin_threads)
         self._decoder: _core.Decoder | None = _core.Decoder(
             self._model,
-            **sizes.options(sizes.target_kv_cache_bytes, sizes.max_model_len),
+            **sizes.target_options(),
             team=team,
             cpu_isa=isa,
             check_invariants=check_invariants,

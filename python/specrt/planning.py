@@ -65,6 +65,20 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Features:
+    """The target's hidden states that a drafter reads, as `specrt::TargetFeatures` has them."""
+
+    layers: tuple[int, ...] = ()
+    """The residual stream as it enters these layers; the number of layers: as it leaves the last."""
+    normed: bool = False
+    """And the final norm's output."""
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of the core's functions."""
+        return {"feature_layers": list(self.layers), "feature_normed": self.normed}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sizes:
     """Settings that decide how much memory an engine takes."""
 
@@ -77,6 +91,14 @@ class Sizes:
     target_kv_cache_bytes: int
     drafter_kv_cache_bytes: int
     drafter_max_model_len: int
+    features: Features = Features()
+
+    def target_options(self) -> dict[str, Any]:
+        """Keyword arguments of the core's functions, for the target."""
+        return {
+            **self.options(self.target_kv_cache_bytes, self.max_model_len),
+            **self.features.options(),
+        }
 
     def options(self, kv_cache_bytes: int, max_model_len: int) -> dict[str, Any]:
         """Keyword arguments of the core's functions."""
@@ -135,6 +157,7 @@ def plan_sizes(
     block_size: int,
     kv_cache_dtype: str,
     enable_prefix_caching: bool,
+    features: Features = Features(),
 ) -> Sizes:
     """Split `kv_cache_bytes` so that target and draft model hold the same number of tokens.
 
@@ -217,6 +240,7 @@ def plan_sizes(
         target_kv_cache_bytes=needed(target, length, blocks),
         drafter_kv_cache_bytes=needed(drafter, drafter_length, blocks),
         drafter_max_model_len=drafter_length,
+        features=features,
     )
 
 
@@ -267,7 +291,7 @@ def plan_memory(
     own = _core.memory_of(
         target.config,
         target.dtype,
-        **sizes.options(sizes.target_kv_cache_bytes, sizes.max_model_len),
+        **sizes.target_options(),
     )
     other = fixed
     if drafter is not None:

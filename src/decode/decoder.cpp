@@ -19,6 +19,7 @@ void require_cache(const DecoderOptions& options) {
 
 RunnerOptions runner_options(const DecoderOptions& options, bool with_team) {
   RunnerOptions out = shared_runner_options(options);
+  out.features = options.features;
   if (with_team) {
     out.team = options.team != nullptr
                    ? options.team
@@ -144,19 +145,25 @@ SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& p
   sequence->counters.prompt_tokens = length;
   sequence->state =
       LogitsState(params, prompt, d.runner.config().vocab_size, std::move(constraint));
-  // Prompt log-probabilities need every row of the prompt, so nothing of it may be skipped.
-  const bool reuse = params.prompt_logprobs < 0;
-  sequence->processed =
-      d.runner.cache().add(sequence->id, needed, reuse ? prompt : std::span<const TokenId>());
-  sequence->counters.cached_prompt_tokens = sequence->processed;
+  d.find_features(*sequence);
+  std::int64_t known = length;
   if (drafter != nullptr) {
-    try {
-      drafter->admit(sequence->id, prompt, max_length);
-    } catch (...) {
-      d.runner.cache().remove(sequence->id);
-      throw;
-    }
+    drafter->admit(sequence->id, prompt, max_length);
+    // Skipped positions leave no features, so a hit goes no further than the drafter can follow.
+    known = std::clamp<std::int64_t>(drafter->known_positions(sequence->id), 0, length);
   }
+  // Prompt log-probabilities need every row of the prompt, so nothing of it may be skipped.
+  if (params.prompt_logprobs >= 0) known = 0;
+  try {
+    // The last token given is always computed.
+    sequence->processed = d.runner.cache().add(
+        sequence->id, needed,
+        prompt.first(static_cast<std::size_t>(std::min(length, known + (known > 0 ? 1 : 0)))));
+  } catch (...) {
+    if (drafter != nullptr) drafter->release(sequence->id);
+    throw;
+  }
+  sequence->counters.cached_prompt_tokens = sequence->processed;
   ++d.next_id;
   d.by_id.emplace(sequence->id, sequence.get());
   d.live.push_back(std::move(sequence));

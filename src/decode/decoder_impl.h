@@ -52,6 +52,7 @@ struct Decoder::Impl {
   std::vector<Sequence*> drafting;
   std::vector<DraftRequest> requests;
   std::vector<DraftTree> drafts;
+  std::vector<ObservedFeatures> observed;
   std::vector<std::int64_t> logit_rows;
   std::vector<std::int32_t> path;
   std::vector<float> draft_law;
@@ -98,6 +99,10 @@ struct Decoder::Impl {
   void choose_best(Sequence& sequence, const cpu::ArgMax& best, std::int64_t row);
   void walk(bool best_only);
   void walk_all();
+  void find_features(Sequence& sequence) const;
+  void capture(Sequence& sequence);
+  void note_features(Sequence& sequence);
+  void hand_over_features();
   void settle(Sequence& sequence, double seconds, double sample_seconds);
   void retire();
 };

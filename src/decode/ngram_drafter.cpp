@@ -115,8 +115,6 @@ class NgramDrafter final : public Drafter {
 
 }  // namespace
 
-Drafter::~Drafter() = default;  // here, so that the type information has one home
-
 std::shared_ptr<Drafter> make_ngram_drafter(const NgramOptions& options) {
   return std::make_shared<NgramDrafter>(options);
 }

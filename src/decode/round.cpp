@@ -152,6 +152,7 @@ void Decoder::Impl::lay_out(Sequence& s) {
     s.wants_choice = true;
   }
   s.tree_row = s.draft.empty() ? runner.rows() : runner.add_tree(s.id, s.draft);
+  capture(s);
   if (!s.wants_choice) return;
   s.walk.start(s.tokens_left());
   if (s.verifies_block()) s.block.start(s.draft);
@@ -172,6 +173,8 @@ void Decoder::begin_round(const Plan& plan) {
     s->pruned = false;
     s->draft.clear();
     s->logprobs.clear();
+    s->captured = false;
+    s->feature_rows.clear();
     if (s->tokens_left() == 0) s->finish = Finish::length;  // max_tokens = 0
   }
   const auto start = Clock::now();
@@ -200,6 +203,7 @@ void Decoder::begin_round(const Plan& plan) {
 
 void Decoder::Impl::settle(Sequence& s, double seconds, double sample_seconds) {
   if (!s.in_pass || s.finish != Finish::none) return;
+  note_features(s);
   runner.advance(s.id, s.planned, s.tokens);
   SequenceCounters& counters = s.counters;
   const bool prefill = s.prefilling();
@@ -266,6 +270,7 @@ std::span<const Progress> Decoder::finish_round() {
   const double verify = std::chrono::duration<double>(forward_done - start).count();
   const double sample = seconds_since(forward_done);
   for (const auto& s : d.live) d.settle(*s, verify, sample);
+  d.hand_over_features();
   for (const auto& s : d.live) {
     if (!s->in_pass && s->finish == Finish::none) continue;
     Progress progress;

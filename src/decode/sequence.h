@@ -25,6 +25,7 @@ struct Sequence {
   LogitsState state;  // history, penalties, masks
   std::vector<TokenLogprobs> prompt_logprobs;
   bool prompt_told = false;
+  std::vector<const float*> features;  // what its drafter reads of the target; see Runner::captured
 
   // This round.
   std::int64_t planned = 0;
@@ -41,6 +42,9 @@ struct Sequence {
   std::vector<TokenLogprobs> node_logprobs;  // typical acceptance: of accepted nodes
   std::int64_t root_row = 0;
   std::int64_t tree_row = 0;
+  bool captured = false;
+  std::vector<std::int64_t> feature_rows;  // of committed tokens, in order
+  std::int64_t first_feature = 0;          // the position of the first of them
   std::vector<TokenLogprobs> logprobs;
   Finish finish = Finish::none;
   std::string error;

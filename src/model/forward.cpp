@@ -232,6 +232,31 @@ void Runner::note(std::vector<float> LayerTrace::* which, const float* x, std::i
   kept.insert(kept.end(), x, x + rows_ * width);
 }
 
+// What drafters read of the rows that were asked for; `layer` is the one that comes next.
+void Runner::keep_features(std::int64_t layer) {
+  if (captured_rows_.empty()) return;
+  const std::int64_t hidden = model_.config().hidden_size;
+  const auto count = static_cast<std::int64_t>(captured_rows_.size());
+  const bool norm_too = wanted_.normed && layer == model_.config().num_layers;
+  const auto eps = static_cast<float>(model_.config().norm_eps);
+  for (std::size_t i = 0; i < wanted_.layers.size() + (norm_too ? 1 : 0); ++i) {
+    const bool normed = i == wanted_.layers.size();
+    if (!normed && wanted_.layers[i] != layer) continue;
+    float* kept = normed ? normed_features_ : features_[i];
+    for_rows(count, hidden, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t c = begin; c < end; ++c) {
+        const std::int64_t at = captured_rows_[static_cast<std::size_t>(c)] * hidden;
+        if (normed) {
+          kernels_->rms_norm(x_ + at, hidden, model_.data().norm, eps, 1, hidden, false, kept + at,
+                             hidden);
+        } else {
+          std::copy(x_ + at, x_ + at + hidden, kept + at);
+        }
+      }
+    });
+  }
+}
+
 void Runner::plan_attention() {
   const ModelConfig& c = model_.config();
   const std::int64_t q_width = c.num_heads * c.head_dim;
@@ -255,7 +280,11 @@ void Runner::forward(std::int64_t layers) {
   if (rows_ == 0) return;
   plan_attention();
   embed();
-  for (std::int64_t i = 0; i < layers; ++i) layer(i);
+  for (std::int64_t i = 0; i < layers; ++i) {
+    keep_features(i);
+    layer(i);
+  }
+  keep_features(layers);
 }
 
 void Runner::forward_traced(std::span<const float> stream, LayerTrace& trace) {

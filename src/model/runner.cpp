@@ -123,7 +123,9 @@ std::int64_t aligned(std::int64_t floats) { return (floats + 15) / 16 * 16; }
 
 std::int64_t Runner::workspace_bytes(const ModelConfig& config, const RunnerOptions& options) {
   const WorkspaceSizes s(config, options);
+  options.features.check(config.num_layers);
   std::int64_t floats = 2 * aligned(s.table) + 2 * aligned(s.local_table);
+  floats += options.features.count() * aligned(s.x);
   for (const std::int64_t size : {s.x, s.normed, s.qkv, s.attended, s.partials, s.activated,
                                   s.block_out, s.prepared, s.head_in, s.logits}) {
     floats += aligned(size);
@@ -135,6 +137,7 @@ Runner::Runner(const Model& model, const RunnerOptions& options)
     : model_(model),
       max_model_len_(resolve_max_model_len(model.config(), options.max_model_len)),
       max_rows_(options.max_rows),
+      wanted_(options.features),
       poison_(options.poison),
       team_(options.team != nullptr ? options.team : std::make_shared<ThreadTeam>()),
       pool_(&team_->impl().pool),
@@ -159,6 +162,8 @@ Runner::Runner(const Model& model, const RunnerOptions& options)
   prepared_ = work(s.prepared);
   head_in_ = work(s.head_in);
   logits_ = work(s.logits);
+  for (std::size_t i = 0; i < wanted_.layers.size(); ++i) features_.push_back(work(s.x));
+  if (wanted_.normed) normed_features_ = work(s.x);
   fill_tables(c.rope_inv_freq, c.rope_scale, cos_, sin_);
   if (c.rope_local_inv_freq.empty()) {
     local_cos_ = cos_;
@@ -192,6 +197,7 @@ Runner::Runner(const Model& model, const RunnerOptions& options)
   const auto threads = static_cast<std::size_t>(pool_->size());
   best_.resize((threads + 1) * kLogitRows);
   candidates_.resize((threads + 1) * kLogitRows * kMaxCandidates);
+  if (wanted_.any()) captured_rows_.reserve(rows);
   paths_.reserve(rows * 16);
   moves_.reserve(rows);
 }
@@ -226,6 +232,7 @@ void Runner::begin() {
   rows_ = 0;
   scratch_used_ = 0;
   paths_.clear();
+  captured_rows_.clear();
   if (poison_) storage_.poison(cache_);
 }
 
@@ -318,6 +325,18 @@ std::int64_t Runner::add_node(SequenceId id, TokenId token, std::span<const std:
   paths_.insert(paths_.end(), path.begin(), path.end());
   paths_.push_back(scratch);
   return static_cast<std::int64_t>(row);
+}
+
+void Runner::capture(std::int64_t first, std::int64_t count) {
+  for (std::int64_t row = first; row < first + count; ++row) captured_rows_.push_back(row);
+}
+
+const float* Runner::captured(std::int64_t layer) const {
+  const auto found = std::find(wanted_.layers.begin(), wanted_.layers.end(), layer);
+  if (found == wanted_.layers.end()) {
+    throw InternalError(expected_got("features", "a layer of the options", std::to_string(layer)));
+  }
+  return features_[static_cast<std::size_t>(found - wanted_.layers.begin())];
 }
 
 void Runner::advance(SequenceId id, std::int64_t count, std::span<const TokenId> tokens) {

@@ -15,6 +15,7 @@
 #include "specrt/calibration.h"
 #include "specrt/cpu.h"
 #include "specrt/draft_tree.h"
+#include "specrt/features.h"
 #include "specrt/memory.h"
 #include "specrt/model.h"
 
@@ -28,7 +29,8 @@ struct RunnerOptions {
   int block_size = 16;
   std::string kv_cache_dtype = "auto";  ///< as kv_dtype_from_name() reads it
   bool prefix_reuse = false;
-  bool poison = false;  ///< for tests: KV memory that holds nothing is NaN in every pass
+  TargetFeatures features;  ///< hidden states that capture() may keep
+  bool poison = false;      ///< for tests: KV memory that holds nothing is NaN in every pass
   std::shared_ptr<ThreadTeam> team;
   std::string cpu_isa = "auto";
 };
@@ -75,12 +77,19 @@ class Runner {
     return scratch_index_[static_cast<std::size_t>(row)];
   }
 
+  /// Keeps the options' features of rows [first, first + count) of this pass.
+  void capture(std::int64_t first, std::int64_t count);
+  /// Where they are after forward(), [max_rows, hidden]: the stream that enters `layer`, or the
+  /// final norm's output.
+  const float* captured(std::int64_t layer) const;
+  const float* captured_normed() const { return normed_features_; }
+
   /// Another pass of nodes behind those of the passes since begin(), in scratch slots of their own.
   void begin_behind() { rows_ = 0; }
-  /// A row for a node that drafts ahead of the pass that will check it: `token` stands at
-  /// `position` of the sequence, behind its committed positions and the nodes of `path` (scratch
-  /// indices, the first one right behind what is committed). Returns the row; path and
-  /// scratch_of(row) make the path of what comes next.
+  /// A row for a node that drafts ahead of the pass that will check it: `token` stands behind the
+  /// sequence's committed positions and the nodes of `path` (scratch indices, the first one right
+  /// behind what is committed). Returns the row; path and scratch_of(row) make the path of what
+  /// comes next.
   std::int64_t add_node(SequenceId id, TokenId token, std::span<const std::int32_t> path);
 
   void forward() { forward(model_.config().num_layers); }
@@ -118,6 +127,7 @@ class Runner {
  private:
   void plan_attention();
   void embed();
+  void keep_features(std::int64_t layer);
   /// Appends the pass's rows of a matrix's input where they are asked for.
   void note(std::vector<float> LayerTrace::* which, const float* x, std::int64_t width);
   void layer(std::int64_t index);
@@ -161,6 +171,7 @@ class Runner {
   Model model_;
   std::int64_t max_model_len_ = 0;
   std::int64_t max_rows_ = 0;
+  TargetFeatures wanted_;
   bool poison_ = false;
   std::shared_ptr<ThreadTeam> team_;
   cpu::ThreadPool* pool_ = nullptr;
@@ -183,8 +194,9 @@ class Runner {
   std::vector<std::int32_t> paths_;                             // scratch indices
   std::vector<std::vector<cpu::AttentionRow>> attention_rows_;  // a group each
   std::vector<AttentionPlan> attention_plans_;                  // a group each
-  LayerTrace* trace_ = nullptr;                                 // of this pass, nearly always null
-  std::vector<std::int64_t> group_of_;                          // by layer
+  std::vector<std::int64_t> captured_rows_;
+  LayerTrace* trace_ = nullptr;         // of this pass, nearly always null
+  std::vector<std::int64_t> group_of_;  // by layer
 
   // Workspace, all in one buffer.
   Buffer buffer_;
@@ -194,17 +206,19 @@ class Runner {
   float* sin_ = nullptr;
   float* local_cos_ = nullptr;
   float* local_sin_ = nullptr;
-  float* x_ = nullptr;             // [max_rows, hidden], the residual stream
-  float* normed_ = nullptr;        // [max_rows, hidden]
-  float* qkv_ = nullptr;           // [max_rows, (heads + 2 kv_heads) * head_dim]
-  float* attended_ = nullptr;      // [max_rows, heads * head_dim]
-  float* partials_ = nullptr;      // what segments of long contexts come to, see AttentionPlan
-  float* activated_ = nullptr;     // [max_rows, intermediate]
-  float* block_out_ = nullptr;     // [max_rows, hidden], where a block's output is not simply added
-  float* prepared_ = nullptr;      // what Kernels::prepare_* make of a product's input
-  float* head_in_ = nullptr;       // [kLogitRows, hidden]
-  float* logits_ = nullptr;        // [kLogitRows, vocab] and room for whole panels
-  std::vector<cpu::ArgMax> best_;  // [threads + 1][kLogitRows], the last ones the result
+  float* x_ = nullptr;            // [max_rows, hidden], the residual stream
+  float* normed_ = nullptr;       // [max_rows, hidden]
+  float* qkv_ = nullptr;          // [max_rows, (heads + 2 kv_heads) * head_dim]
+  float* attended_ = nullptr;     // [max_rows, heads * head_dim]
+  float* partials_ = nullptr;     // what segments of long contexts come to, see AttentionPlan
+  float* activated_ = nullptr;    // [max_rows, intermediate]
+  float* block_out_ = nullptr;    // [max_rows, hidden], where a block's output is not simply added
+  float* prepared_ = nullptr;     // what Kernels::prepare_* make of a product's input
+  std::vector<float*> features_;  // [max_rows, hidden], one for each of wanted_.layers
+  float* normed_features_ = nullptr;
+  float* head_in_ = nullptr;           // [kLogitRows, hidden]
+  float* logits_ = nullptr;            // [kLogitRows, vocab] and room for whole panels
+  std::vector<cpu::ArgMax> best_;      // [threads + 1][kLogitRows], the last ones the result
   std::vector<Candidate> candidates_;  // [threads + 1][kLogitRows][kMaxCandidates], the same way
 };
 

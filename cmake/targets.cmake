@@ -33,9 +33,11 @@ set(specrt_sources
     src/decode/filter.cpp
     src/decode/layers_drafter.cpp
     src/decode/logits_state.cpp
+    src/decode/medusa_drafter.cpp
     src/decode/model_drafter.cpp
     src/decode/ngram_drafter.cpp
     src/decode/plan.cpp
+    src/decode/rank.cpp
     src/decode/rejection.cpp
     src/decode/round.cpp
     src/decode/sequence.cpp
@@ -49,6 +51,7 @@ set(specrt_sources
     src/model/head.cpp
     src/model/input_moments.cpp
     src/model/kv_storage.cpp
+    src/model/medusa.cpp
     src/model/model.cpp
     src/model/model_file.cpp
     src/model/runner.cpp

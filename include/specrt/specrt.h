@@ -7,6 +7,7 @@
 #include "specrt/drafter.h"
 #include "specrt/error.h"
 #include "specrt/features.h"
+#include "specrt/medusa.h"
 #include "specrt/memory.h"
 #include "specrt/model.h"
 #include "specrt/sampling.h"

@@ -13,11 +13,15 @@ __all__: list[str] = [
     "CoreSamplingParams",
     "Decoder",
     "DraftTree",
+    "MedusaBuilder",
+    "MedusaConfig",
+    "MedusaHeads",
     "MemoryUse",
     "Model",
     "ModelBuilder",
     "ModelConfig",
     "SequenceCounters",
+    "StaticTree",
     "ThreadTeam",
     "TokenConstraint",
     "available_cpu_isas",
@@ -25,13 +29,17 @@ __all__: list[str] = [
     "default_thread_count",
     "kv_cache_bytes_for",
     "make_layers_drafter",
+    "make_medusa_drafter",
     "make_model_drafter",
     "make_ngram_drafter",
     "make_python_constraint",
     "make_python_drafter",
     "make_self_draft",
+    "medusa_logits",
+    "medusa_tensors",
     "memory_of",
     "memory_of_layers_drafter",
+    "memory_of_medusa",
     "plan_fixed",
     "quantise_compensated",
     "resolve_cpu_isa",
@@ -124,6 +132,46 @@ class DraftTree:
     def source(self) -> str: ...
     @property
     def tokens(self) -> list[int]: ...
+
+
+class StaticTree:
+    """
+    A fixed shape for drafts: a path of ranks a node.
+    """
+
+    @staticmethod
+    def chain(depth: typing.SupportsInt | typing.SupportsIndex) -> StaticTree: ...
+    @staticmethod
+    def from_accuracies(
+        accuracies: collections.abc.Sequence[
+            collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex]
+        ],
+        nodes: typing.SupportsInt | typing.SupportsIndex,
+    ) -> StaticTree:
+        """
+        The nodes that are accepted most often in sum; accuracies[d][r] is how often rank r at depth d + 1 is right once the path to it was.
+        """
+
+    @staticmethod
+    def mc_sim_7b_63() -> StaticTree: ...
+    def __init__(
+        self,
+        paths: collections.abc.Sequence[
+            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+        ],
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def cut(self, depth: typing.SupportsInt | typing.SupportsIndex) -> StaticTree:
+        """
+        Without the nodes deeper than `depth`.
+        """
+
+    @property
+    def depth(self) -> int: ...
+    @property
+    def is_chain(self) -> bool: ...
+    @property
+    def paths(self) -> list[list[int]]: ...
 
 
 class TokenConstraint:
@@ -270,6 +318,69 @@ class CoreDrafter:
     def memory(self) -> MemoryUse: ...
     @property
     def name(self) -> str: ...
+
+
+class MedusaConfig:
+    """
+    What decides Medusa heads' arithmetic.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: typing.SupportsInt | typing.SupportsIndex,
+        hidden_size: typing.SupportsInt | typing.SupportsIndex,
+        num_heads: typing.SupportsInt | typing.SupportsIndex,
+        num_blocks: typing.SupportsInt | typing.SupportsIndex,
+        outputs: typing.SupportsInt | typing.SupportsIndex,
+        bias: bool,
+        shared_blocks: bool,
+        shared_projection: bool,
+        logits_scale: typing.SupportsFloat | typing.SupportsIndex,
+        token_map: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> None: ...
+    @property
+    def bias(self) -> bool: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def shared_blocks(self) -> bool: ...
+    @property
+    def shared_projection(self) -> bool: ...
+    @property
+    def token_map(self) -> list[int]: ...
+
+
+class MedusaHeads:
+    """
+    Packed, immutable Medusa heads.
+    """
+
+    @property
+    def config(self) -> MedusaConfig: ...
+    @property
+    def weight_bytes(self) -> int: ...
+
+
+class MedusaBuilder:
+    """
+    Takes heads' tensors one at a time.
+    """
+
+    def __init__(self, config: MedusaConfig, dtype: str) -> None: ...
+    def build(self) -> MedusaHeads:
+        """
+        Raises LoadError naming every tensor still missing.
+        """
+
+    def set(self, name: str, dtype: str, array: numpy.ndarray) -> None:
+        """
+        Packs one canonical tensor: float32, or uint16 with the bits of bfloat16.
+        """
 
 
 class SequenceCounters:
@@ -488,6 +599,14 @@ def make_layers_drafter(
     """
 
 
+def make_medusa_drafter(
+    heads: MedusaHeads,
+    *,
+    tree: StaticTree,
+    max_batch_size: typing.SupportsInt | typing.SupportsIndex,
+    team: ThreadTeam,
+    cpu_isa: str,
+) -> CoreDrafter: ...
 def make_model_drafter(
     model: Model,
     *,
@@ -536,6 +655,22 @@ def make_self_draft(
     """
 
 
+def medusa_logits(
+    heads: MedusaHeads,
+    hidden: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
+    cpu_isa: str = "auto",
+) -> numpy.typing.NDArray[numpy.float32]:
+    """
+    What every head says of hidden states float32 [rows, hidden]: [heads, rows, outputs].
+    """
+
+
+def medusa_tensors(config: MedusaConfig) -> list[tuple[str, list[int]]]:
+    """
+    (canonical name, shape) of every tensor of such heads.
+    """
+
+
 def memory_of(
     config: ModelConfig,
     dtype: str,
@@ -558,6 +693,14 @@ def memory_of(
 def memory_of_layers_drafter(target: ModelConfig) -> MemoryUse:
     """
     What it takes, before it is made.
+    """
+
+
+def memory_of_medusa(
+    config: MedusaConfig, dtype: str, *, max_batch_size: typing.SupportsInt | typing.SupportsIndex
+) -> MemoryUse:
+    """
+    What a Medusa drafter takes, before it is made.
     """
 
 

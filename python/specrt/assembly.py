@@ -6,7 +6,8 @@ import warnings
 from typing import Any
 
 from . import _core
-from .drafters import AnyDrafter, DraftModel, NGram, SelfDraft
+from ._core import StaticTree
+from .drafters import AnyDrafter, DraftModel, Medusa, NGram, SelfDraft
 from .errors import InvalidArgumentError, UnsupportedError
 from .loaded import Opened, open_target
 from .planning import Sizes
@@ -15,6 +16,7 @@ from .text import VocabularyMap, map_vocabulary
 __all__ = [
     "check_full_drafts",
     "check_options",
+    "check_tree",
     "draft_tokens_of",
     "make_drafter",
     "open_draft",
@@ -41,10 +43,12 @@ def check_options(*, device: Any, verification: Any, cpu_isa: Any, **flags: Any)
     return _core.resolve_cpu_isa(cpu_isa)
 
 
-def draft_tokens_of(spec: AnyDrafter | None, asked: Any) -> int:
-    """Draft tokens a round: as asked, else the drafter's own."""
+def draft_tokens_of(spec: AnyDrafter | None, asked: Any, tree: StaticTree | None = None) -> int:
+    """Draft tokens a round: as asked, else the drafter's own, else all nodes of its tree."""
     if asked is None:
         asked = spec.num_speculative_tokens if spec is not None else None
+    if tree is not None:
+        return len(tree) if asked is None else min(asked, len(tree))
     tokens = 0 if asked is None else asked
     if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 <= tokens < 2**63:
         raise InvalidArgumentError(
@@ -67,6 +71,15 @@ def open_draft(spec: DraftModel, target: Opened, max_model_len: int | None) -> O
         dtype=spec.dtype,
         max_model_len=min(max_model_len or own_limit, own_limit),
     )
+
+
+def check_tree(tree: StaticTree, verification: str) -> None:
+    """Block verification looks at chains alone."""
+    if verification == "block" and not tree.is_chain:
+        raise InvalidArgumentError(
+            f"[tree] expected 'chain' with verification 'block', got a tree of {len(tree)} nodes "
+            f"and {tree.depth} levels"
+        )
 
 
 def check_full_drafts(sizes: Sizes, draft_tokens: int, verification: str) -> None:
@@ -123,6 +136,8 @@ def make_drafter(
     team: _core.ThreadTeam,
     isa: str,
     check_invariants: bool,
+    heads: _core.MedusaHeads | None = None,
+    tree: StaticTree | None = None,
 ) -> _core.CoreDrafter | None:
     if spec is None:
         return None
@@ -147,5 +162,11 @@ def make_drafter(
             team=team,
             cpu_isa=isa,
             check_invariants=check_invariants,
+        )
+    if isinstance(spec, Medusa):
+        assert heads is not None
+        assert tree is not None
+        return _core.make_medusa_drafter(
+            heads, tree=tree, max_batch_size=sizes.max_batch_size, team=team, cpu_isa=isa
         )
     return _core.make_python_drafter(spec)

@@ -7,13 +7,27 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ._core import DraftTree
+from ._core import DraftTree, StaticTree
 from .errors import InvalidArgumentError
 
-__all__ = ["DraftModel", "Drafter", "NGram", "SelfDraft", "resolve"]
+if TYPE_CHECKING:
+    from ._core import ModelConfig
+    from .loading.medusa import MedusaCheckpoint
+
+__all__ = [
+    "DraftModel",
+    "Drafter",
+    "Medusa",
+    "NGram",
+    "SelfDraft",
+    "resolve",
+    "tree_from_accuracies",
+]
 
 
 class Drafter(ABC):
@@ -119,7 +133,116 @@ class SelfDraft:
                 raise InvalidArgumentError(f"[{name}] expected an integer >= 1, got {value!r}")
 
 
-AnyDrafter = NGram | DraftModel | SelfDraft | Drafter
+@dataclass(frozen=True, kw_only=True)
+class Medusa:
+    """Medusa heads on the target's last hidden state (Cai et al., arXiv 2401.10774).
+
+    Head i says what comes i + 1 tokens behind the target's own next one; the draft is a fixed tree
+    of the heads' best alternatives. A folder that holds heads is recognised where `Engine` is
+    given it as the drafter.
+    """
+
+    model: str | os.PathLike[str]
+    """A folder or hub id with medusa_lm_head.safetensors or .pt, or vLLM's layout of it."""
+    tree: str | Sequence[Sequence[int]] = "mc_sim_7b_63"
+    """"mc_sim_7b_63", the reference's sparse tree, as deep as there are heads; "chain"; or a path
+    of ranks for each node, the most worthwhile first: see `tree_from_accuracies`."""
+    num_heads: int | None = None
+    """The first so many heads; None takes all that the tree needs."""
+    dtype: str = "auto"
+    """Of the heads' weights, as `Engine`'s; "auto": float32 for a float32 target, else bfloat16."""
+    num_speculative_tokens: int | None = None
+    """Nodes a round, the first ones of the tree; None takes all of it."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, (str, os.PathLike)):
+            raise InvalidArgumentError(f"[model] expected a path or hub id, got {self.model!r}")
+        for name in ("num_heads", "num_speculative_tokens"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+                raise InvalidArgumentError(f"[{name}] expected an integer >= 1, got {value!r}")
+        if isinstance(self.tree, str):
+            if self.tree not in ("mc_sim_7b_63", "chain"):
+                raise InvalidArgumentError(
+                    f"[tree] expected 'mc_sim_7b_63', 'chain' or paths of ranks, got {self.tree!r}"
+                )
+        else:
+            static_tree(self.tree)
+
+    def tree_for(self, heads: int) -> StaticTree:
+        """The tree that `heads` heads draft. Raises InvalidArgumentError where it is deeper."""
+        if self.tree == "chain":
+            return StaticTree.chain(heads)
+        if isinstance(self.tree, str):
+            return StaticTree.mc_sim_7b_63().cut(heads)
+        tree = static_tree(self.tree)
+        if tree.depth > heads:
+            raise InvalidArgumentError(
+                f"[tree] expected paths of at most {heads} ranks, one a head, got {tree.depth}"
+            )
+        return tree
+
+    def open(self, target: ModelConfig, dtype: str) -> tuple[MedusaCheckpoint, StaticTree]:
+        """The heads for a target of that config and dtype, and the tree that they draft.
+
+        Heads deeper than the tree are left alone. Raises as `open_medusa` does.
+        """
+        from .loading.medusa import open_medusa
+
+        options: dict[str, Any] = {
+            "vocab_size": target.vocab_size,
+            "hidden_size": target.hidden_size,
+            "target_dtype": dtype,
+            "dtype": self.dtype,
+        }
+        checkpoint = open_medusa(self.model, num_heads=self.num_heads, **options)
+        try:
+            tree = self.tree_for(checkpoint.config.num_heads)
+        except BaseException:
+            checkpoint.close()
+            raise
+        if tree.depth < checkpoint.config.num_heads:
+            checkpoint.close()
+            checkpoint = open_medusa(self.model, num_heads=tree.depth, **options)
+        return checkpoint, tree
+
+
+def static_tree(paths: Any) -> StaticTree:
+    """The core's tree of paths of ranks. Raises InvalidArgumentError."""
+
+    def whole(one: Any) -> bool:
+        return isinstance(one, int) and not isinstance(one, bool) and -(2**31) <= one < 2**31
+
+    if (
+        not isinstance(paths, Sequence)
+        or isinstance(paths, (str, bytes))
+        or not all(
+            isinstance(path, Sequence)
+            and not isinstance(path, (str, bytes))
+            and all(map(whole, path))
+            for path in paths
+        )
+    ):
+        raise InvalidArgumentError(f"[tree] expected a list of lists of ranks, got {paths!r}")
+    return StaticTree([list(path) for path in paths])
+
+
+def tree_from_accuracies(accuracies: Sequence[Sequence[float]], nodes: int) -> list[list[int]]:
+    """The tree of that many nodes that is accepted furthest on average, as `Medusa.tree` has it.
+
+    accuracies[d][r], in [0, 1], is how often the alternative of rank r at depth d + 1 is right
+    where the path to it was: measured on texts like those to come, or assumed. The tree grows
+    greedily by the product along a path, which is optimal since a product only falls (arXiv
+    2401.10774, section 2.3.3). Raises InvalidArgumentError.
+    """
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes < 2**31:
+        raise InvalidArgumentError(f"[nodes] expected an integer >= 1, got {nodes!r}")
+    return StaticTree.from_accuracies([list(one) for one in accuracies], nodes).paths
+
+
+AnyDrafter = NGram | DraftModel | SelfDraft | Medusa | Drafter
 
 
 _KINDS: dict[str, type[NGram | SelfDraft]] = {"ngram": NGram, "self": SelfDraft}
@@ -128,8 +251,8 @@ _KINDS: dict[str, type[NGram | SelfDraft]] = {"ngram": NGram, "self": SelfDraft}
 def resolve(drafter: Any) -> AnyDrafter | None:
     """`Engine`'s `drafter` argument as one of the classes above.
 
-    None, "ngram", "self", an object of these classes, or a smaller model given as `Engine`'s target
-    would be. Raises InvalidArgumentError for anything else.
+    None, "ngram", "self", an object of these classes, a folder of Medusa heads, or a smaller model
+    given as `Engine`'s target would be. Raises InvalidArgumentError for anything else.
     """
     if drafter is None or isinstance(drafter, AnyDrafter):
         return drafter
@@ -148,6 +271,11 @@ def resolve(drafter: Any) -> AnyDrafter | None:
                 f"[drafter] expected None, 'ngram', 'self', a path or hub id of a smaller model, "
                 f"or an object of specrt.drafters, got {text!r}"
             )
+        from .loading.medusa import is_medusa
+
+        folder = Path(text).expanduser()
+        if folder.is_dir() and is_medusa(folder):
+            return Medusa(model=drafter)
         return DraftModel(model=drafter)
     if hasattr(drafter, "state_dict") and hasattr(drafter, "config"):
         return DraftModel(model=drafter)

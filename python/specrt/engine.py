@@ -15,20 +15,24 @@ from . import _core
 from .assembly import (
     check_full_drafts,
     check_options,
+    check_tree,
     draft_tokens_of,
     make_drafter,
     open_draft,
     vocabulary_map,
 )
-from .drafters import Drafter, DraftModel, SelfDraft, resolve
+from .drafters import Drafter, DraftModel, Medusa, SelfDraft, resolve
 from .errors import InvalidArgumentError, SpecrtError, UnsupportedError
 from .loaded import Opened, open_target
 from .planning import (
+    MEDUSA_FEATURES,
+    Features,
     MemoryPlan,
     cache_tokens,
     check_positive,
     check_room,
-    fixed_use,
+    layers_use,
+    medusa_use,
     plan_memory,
     plan_sizes,
     self_draft_shape,
@@ -40,6 +44,7 @@ from .structured import Grammar
 from .text import VocabularyMap
 
 if TYPE_CHECKING:
+    from .loading.medusa import MedusaCheckpoint
     from .outputs import Increment, RequestOutput
     from .text import Tokenizer
 
@@ -85,8 +90,8 @@ class Engine:
         """Load a target and its drafter.
 
         target: a folder, a hub id, a .gguf file, a file from `save`, or a transformers model.
-        drafter: None, "ngram", "self", a smaller model given like the target, or an object of
-            `specrt.drafters`.
+        drafter: None, "ngram", "self", a folder of Medusa heads, a smaller model given like the
+            target, or an object of `specrt.drafters`.
         tokenizer: a Hugging Face tokenizer, or where to load one; None takes the target's own.
         device: "auto" or "cpu".
         dtype: of weights: "float32", "bfloat16", "int8" or "int4" (the weights alone), or "w8a8"
@@ -143,6 +148,10 @@ class Engine:
         opened = open_target(target, tokenizer=tokenizer, dtype=dtype, max_model_len=max_model_len)
         draft: Opened | None = None
         vocabulary: VocabularyMap | None = None
+        medusa: MedusaCheckpoint | None = None
+        heads: _core.MedusaHeads | None = None
+        tree: _core.StaticTree | None = None
+        features = Features()
         try:
             if isinstance(spec, DraftModel):
                 draft = open_draft(spec, opened, max_model_len)
@@ -150,6 +159,13 @@ class Engine:
             draft_shape = draft.shape if draft else None
             if isinstance(spec, SelfDraft):
                 draft_shape = self_draft_shape(spec, opened.shape)
+            fixed = layers_use(spec, opened.shape)
+            if isinstance(spec, Medusa):
+                check_positive(max_batch_size=max_batch_size)
+                medusa, tree = spec.open(opened.shape.config, opened.shape.dtype)
+                check_tree(tree, verification)
+                draft_tokens = draft_tokens_of(spec, num_speculative_tokens, tree)
+                fixed, features = medusa_use(medusa, max_batch_size), MEDUSA_FEATURES
             defaults = SamplingParams.from_generation_config(opened.generation)
             sizes = plan_sizes(
                 opened.shape,
@@ -161,10 +177,10 @@ class Engine:
                 block_size=block_size,
                 kv_cache_dtype=kv_cache_dtype,
                 enable_prefix_caching=enable_prefix_caching,
+                features=features,
             )
             if verification != "coupled" and spec is not None:
                 check_full_drafts(sizes, draft_tokens, verification)
-            fixed = fixed_use(spec, opened.shape)
             check_room(plan_memory(opened.shape, draft_shape, sizes, fixed))
             self._model = opened.load()
             draft_model = draft.load() if draft else None
@@ -172,10 +188,12 @@ class Engine:
                 draft_model = _core.make_self_draft(
                     self._model, draft_shape.dtype, draft_shape.config.num_layers
                 )
+            heads = medusa.load() if medusa else None
         finally:
             opened.close()
-            if draft:
-                draft.close()
+            for one in (draft, medusa):
+                if one is not None:
+                    one.close()
 
         team = _core.ThreadTeam(threads or 0, pin_threads)
         self._decoder: _core.Decoder | None = _core.Decoder(
@@ -186,7 +204,17 @@ class Engine:
             check_invariants=check_invariants,
         )
         self._drafter = make_drafter(
-            spec, self._model, draft_model, vocabulary, opened, sizes, team, isa, check_invariants
+            spec,
+            self._model,
+            draft_model,
+            vocabulary,
+            opened,
+            sizes,
+            team,
+            isa,
+            check_invariants,
+            heads,
+            tree,
         )
         self.verification: str = verification
         self._grammar: Grammar | None = None

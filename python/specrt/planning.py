@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _core
-from .drafters import AnyDrafter, DraftModel, SelfDraft, resolve
+from .drafters import AnyDrafter, DraftModel, Medusa, SelfDraft, resolve
 from .errors import CapacityError, InvalidArgumentError, LoadError
 from .loading import Checkpoint, ModelFields, open_checkpoint
 from .loading.checkpoint import resolve_dtype
 from .system import available_memory
+
+if TYPE_CHECKING:
+    from .loading.medusa import MedusaCheckpoint
 
 __all__ = ["MemoryPlan", "Sizes", "core_config", "plan", "plan_sizes"]
 
@@ -69,13 +72,16 @@ class Features:
     """The target's hidden states that a drafter reads, as `specrt::TargetFeatures` has them."""
 
     layers: tuple[int, ...] = ()
-    """The residual stream as it enters these layers; the number of layers: as it leaves the last."""
+    """The residual stream as it enters these layers; num_layers: as it leaves the last."""
     normed: bool = False
     """And the final norm's output."""
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of the core's functions."""
         return {"feature_layers": list(self.layers), "feature_normed": self.normed}
+
+
+MEDUSA_FEATURES = Features(normed=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,11 +280,18 @@ def self_draft_shape(spec: SelfDraft, target: ModelShape) -> ModelShape | None:
     return ModelShape(config, precision, weights)
 
 
-def fixed_use(spec: AnyDrafter | None, target: ModelShape) -> _core.MemoryUse | None:
-    """What a drafter takes that is no model of its own, where that is known beforehand."""
+def layers_use(spec: AnyDrafter | None, target: ModelShape) -> _core.MemoryUse | None:
+    """What a drafter takes that is the target's first layers; None for any other."""
     if isinstance(spec, SelfDraft) and self_draft_shape(spec, target) is None:
         return _core.memory_of_layers_drafter(target.config)
     return None
+
+
+def medusa_use(checkpoint: MedusaCheckpoint, max_batch_size: int) -> _core.MemoryUse:
+    """What Medusa heads take."""
+    return _core.memory_of_medusa(
+        checkpoint.config, checkpoint.dtype, max_batch_size=max_batch_size
+    )
 
 
 def plan_memory(
@@ -369,6 +382,14 @@ def plan(
         drafter_shape = _shape_at(spec.model, spec.dtype, None)
     elif isinstance(spec, SelfDraft):
         drafter_shape = self_draft_shape(spec, shape)
+    fixed = layers_use(spec, shape)
+    features = Features()
+    if isinstance(spec, Medusa):
+        checkpoint, _ = spec.open(shape.config, shape.dtype)
+        checkpoint.close()
+        check_positive(max_batch_size=max_batch_size)
+        fixed = medusa_use(checkpoint, max_batch_size)
+        features = MEDUSA_FEATURES
     sizes = plan_sizes(
         shape,
         drafter_shape,
@@ -379,8 +400,9 @@ def plan(
         block_size=block_size,
         kv_cache_dtype=kv_cache_dtype,
         enable_prefix_caching=enable_prefix_caching,
+        features=features,
     )
-    return plan_memory(shape, drafter_shape, sizes, fixed_use(spec, shape))
+    return plan_memory(shape, drafter_shape, sizes, fixed)
 
 
 def map_saved(target: Any, dtype: str) -> _core.Model | None:

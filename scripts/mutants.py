@@ -338,6 +338,13 @@ MUTANTS = [
         "fuzz_",
     ),
     Mutant(
+        "rank_keeps_the_winner",
+        "src/decode/rank.cpp",
+        "law[static_cast<std::size_t>(token)] = 0.0f;\n    run(best);",
+        "law[static_cast<std::size_t>(token)] = 0.0f;",
+        "rank_is",
+    ),
+    Mutant(
         "typical_parameters_swapped",
         "src/decode/typical.cpp",
         "return std::min(threshold, alpha * std::exp(-entropy));",

@@ -52,7 +52,8 @@ TEST(rank_is_choosing_without_what_came_before) {
         unfiltered.top_p = 1.0;
         for (std::size_t i = 0; i < ranked.size(); ++i) {
           const auto [token, log_prob] = ranked[i];
-          CHECK_EQ(token, chooser.choose(left, i == 0 ? params : unfiltered, 17));
+          CHECK_EQ(token, i == 0 ? chooser.choose(logits, params, 17)
+                                 : chooser.choose(left, unfiltered, 17));
           if (!params.greedy()) {
             CHECK_NEAR(log_prob, std::log(law[static_cast<std::size_t>(token)]), 1e-5);
           } else {

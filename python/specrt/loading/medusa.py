@@ -96,7 +96,8 @@ def open_medusa(
 
     `vocab_size` and `hidden_size` are the target's. `num_heads` takes the first so many. "auto" is
     float32 for a float32 target, else bfloat16. Raises LoadError where the checkpoint is not
-    exactly a set of heads for such a target, InvalidArgumentError where it has fewer heads than asked for.
+    exactly a set of heads for such a target, InvalidArgumentError where it has fewer heads than
+    asked for.
     """
     from .open import find_folder
 
@@ -271,9 +272,8 @@ class _Heads:
                     self._places[canonical] = self.tensors[short]
                     wanted = (self.hidden,) if kind == "bias" else (self.hidden, self.hidden)
                     if self._shape(short) != wanted:
-                        raise self._wrong(
-                            f"{short}: expected shape {list(wanted)}, got {list(self._shape(short))}"
-                        )
+                        got = list(self._shape(short))
+                        raise self._wrong(f"{short}: expected shape {list(wanted)}, got {got}")
             if not self.shared_projection:
                 short = self._projections.get(head)
                 if short is None:

@@ -1,4 +1,4 @@
-"""A drafter of trees: the likeliest tokens behind each token, as far as the target has said them."""
+"""A drafter of trees: the likeliest tokens behind each token, as the target has said them."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ struct DraftRequest {
 
 /// Proposes continuations. The target decides what becomes of them, so a drafter can cost time
 /// but never change the output; with `rejection` and `block`, never its law, as long as a sampled
-/// draft tells the distributions that it came from. Called from one thread at a time.
+/// draft tells the distributions that it came from. (`typical` verification is lossy: there it has
+/// a say.) Called from one thread at a time.
 class SPECRT_API Drafter {
  public:
   Drafter() = default;

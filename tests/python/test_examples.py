@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 from helpers import assert_same, greedy
 
+import specrt
 from specrt import Engine
 from specrt.benchmark import Totals, builtin_prompts
 
@@ -107,3 +108,18 @@ def test_comparing_drafters(tmp_path: Path, l2: Path) -> None:
         assert rows["none"]["drafted"] == 0
         assert rows["none"]["vs_plain"] == 1.0
         assert rows["self-layers"]["drafted"] > 0
+
+
+def test_the_readmes_drafter(l2: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    start = text.index("class Echo(specrt.Drafter):")
+    scope: dict[str, object] = {"specrt": specrt}
+    exec(text[start : text.index("```", start)], scope)
+    echo = scope["Echo"]
+    assert isinstance(echo, type)
+    with Engine(l2, threads=1, max_model_len=128) as engine:
+        expected = engine.generate([1, 2, 1], greedy(60))
+    with Engine(l2, echo(), threads=1, max_model_len=128) as engine:
+        output = engine.generate([1, 2, 1], greedy(60))
+    assert_same([output], [expected], "echo")
+    assert output.metrics.accepted_tokens > 0

@@ -560,3 +560,21 @@ def test_on_the_demo_model(demo_bf16: Path, tmp_path: Path) -> None:
 def test_error_names_the_drafter(l2: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecrtError, match="no such file or folder"):
         Engine(l2, Medusa(model=tmp_path / "none"), **SMALL)
+
+
+def test_with_a_grammar(l2_eos: Path, tmp_path: Path) -> None:
+    path = write(tmp_path, random_heads(4), REFERENCE)
+    params = [
+        SamplingParams(
+            max_tokens=25,
+            temperature=temperature,
+            seed=6,
+            structured_outputs=specrt.StructuredOutputs(regex="[a-f0-9 ]+x"),
+        )
+        for temperature in (0.0, 1.0)
+    ]
+    with Engine(l2_eos, **SMALL) as engine:
+        expected = engine.generate([[1], [2]], params)
+    with Engine(l2_eos, path, **SMALL) as engine:
+        outputs = engine.generate([[1], [2]], params)
+    assert_same(outputs, expected, "grammar")

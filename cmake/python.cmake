@@ -19,11 +19,13 @@ pybind11_add_module(
   python/bindings/draft_tree.cpp
   python/bindings/drafter.cpp
   python/bindings/errors.cpp
+  python/bindings/medusa.cpp
   python/bindings/memory.cpp
   python/bindings/calibration.cpp
   python/bindings/model.cpp
   python/bindings/module.cpp
-  python/bindings/sampling.cpp)
+  python/bindings/sampling.cpp
+  python/bindings/static_tree.cpp)
 target_link_libraries(_core PRIVATE specrt::specrt)
 target_compile_options(_core PRIVATE -Wall -Wextra)
 if(SPECRT_WARNINGS_AS_ERRORS)

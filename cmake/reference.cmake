@@ -3,7 +3,7 @@ add_library(
   specrt_reference STATIC
   ${PROJECT_SOURCE_DIR}/src/reference/attention.cpp ${PROJECT_SOURCE_DIR}/src/reference/kernels.cpp
   ${PROJECT_SOURCE_DIR}/src/reference/rejection.cpp
-  ${PROJECT_SOURCE_DIR}/src/reference/sampling.cpp)
+  ${PROJECT_SOURCE_DIR}/src/reference/sampling.cpp ${PROJECT_SOURCE_DIR}/src/reference/typical.cpp)
 target_include_directories(
   specrt_reference PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
 target_compile_options(specrt_reference PRIVATE -Wall -Wextra -Wshadow -Wconversion

@@ -14,6 +14,7 @@ set(specrt_sources
     src/core/kv_promises.cpp
     src/core/prefix_index.cpp
     src/core/sampling_params.cpp
+    src/core/static_tree.cpp
     src/core/suffix_index.cpp
     src/core/types.cpp
     src/cpu/detect.cpp
@@ -24,6 +25,7 @@ set(specrt_sources
     src/cpu/thread_pool.cpp
     src/cpu/thread_team.cpp
     src/decode/candidate_tree.cpp
+    src/decode/chain_draft.cpp
     src/decode/choose.cpp
     src/decode/decide.cpp
     src/decode/decoder.cpp
@@ -32,13 +34,17 @@ set(specrt_sources
     src/decode/filter.cpp
     src/decode/head_drafter.cpp
     src/decode/head_memory.cpp
+    src/decode/layers_drafter.cpp
     src/decode/logits_state.cpp
+    src/decode/medusa_drafter.cpp
     src/decode/model_drafter.cpp
     src/decode/ngram_drafter.cpp
     src/decode/plan.cpp
+    src/decode/rank.cpp
     src/decode/rejection.cpp
     src/decode/round.cpp
     src/decode/sequence.cpp
+    src/decode/typical.cpp
     src/decode/verify.cpp
     src/model/attention_plan.cpp
     src/model/buffer.cpp
@@ -49,9 +55,11 @@ set(specrt_sources
     src/model/head.cpp
     src/model/input_moments.cpp
     src/model/kv_storage.cpp
+    src/model/medusa.cpp
     src/model/model.cpp
     src/model/model_file.cpp
-    src/model/runner.cpp)
+    src/model/runner.cpp
+    src/model/self_draft.cpp)
 
 add_library(specrt_objects OBJECT ${specrt_sources})
 target_include_directories(

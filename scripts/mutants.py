@@ -189,8 +189,8 @@ MUTANTS = [
     Mutant(
         "window_of_the_last_known_token_let_go",
         "src/decode/model_drafter.cpp",
-        "runner_.advance_keeping(a.request->id, 1, known - 1);",
-        "runner_.advance_keeping(a.request->id, 1, known);",
+        "runner_.advance_keeping(a.draft.request->id, 1, known - 1);",
+        "runner_.advance_keeping(a.draft.request->id, 1, known);",
         "draft_model",
     ),
     Mutant(
@@ -315,27 +315,62 @@ MUTANTS = [
     ),
     Mutant(
         "rejection_unwarped_q",
-        "src/decode/model_drafter.cpp",
-        "a.tree->set_distribution(parent, law);",
+        "src/decode/chain_draft.cpp",
+        "tree->set_distribution(parent, law);",
         "SamplingParams raw = params;\n"
-        "      raw.temperature = 1.0;\n"
-        "      raw.top_k = 0;\n"
-        "      a.tree->set_distribution(parent, chooser_.distribution(row, raw));",
+        "    raw.temperature = 1.0;\n"
+        "    raw.top_k = 0;\n"
+        "    tree->set_distribution(parent, chooser.distribution(row, raw));",
         "rejection_through",
     ),
     Mutant(
         "rejection_draft_reads_the_residuals_stream",
-        "src/decode/model_drafter.cpp",
+        "src/decode/chain_draft.cpp",
         ": purpose_word(Purpose::draft);",
         ": purpose_word(Purpose::residual);",
         "rejection_through",
     ),
     Mutant(
         "rejection_draft_by_place_in_the_batch",
-        "src/decode/model_drafter.cpp",
-        "draw(a, row, static_cast<std::int64_t>(a.request->tokens.size()) + step);",
-        "draw(a, row, static_cast<std::int64_t>(a.request->tokens.size() + i - first) + step);",
+        "src/decode/chain_draft.cpp",
+        "position = start + static_cast<std::int64_t>(tree->size());",
+        "position = start + static_cast<std::int64_t>(tree->size()) + request->id % 2;",
         "fuzz_",
+    ),
+    Mutant(
+        "rank_keeps_the_winner",
+        "src/decode/rank.cpp",
+        "law[static_cast<std::size_t>(token)] = 0.0f;\n    run(best);",
+        "law[static_cast<std::size_t>(token)] = 0.0f;",
+        "rank_is",
+    ),
+    Mutant(
+        "typical_parameters_swapped",
+        "src/decode/typical.cpp",
+        "return std::min(threshold, alpha * std::exp(-entropy));",
+        "return std::min(alpha, threshold * std::exp(-entropy));",
+        "typical_",
+    ),
+    Mutant(
+        "typical_first_of_equal_lengths",
+        "src/decode/typical.cpp",
+        "(gain == 0 && likelihood_[node] > likelihood_[best_])",
+        "(gain == 0 && likelihood_[node] > 0.0)",
+        "typical_",
+    ),
+    Mutant(
+        "typical_without_the_parent",
+        "src/decode/typical.cpp",
+        "if (accepted_[node_] == 0 || ends(node_)) continue;",
+        "if (ends(node_)) continue;",
+        "typical_",
+    ),
+    Mutant(
+        "first_layers_behind_the_wrong_token",
+        "src/decode/layers_drafter.cpp",
+        "path.push_back(runner.scratch_of(a.row));",
+        "if (!path.empty()) path.push_back(runner.scratch_of(a.row));",
+        "self_draft",
     ),
     Mutant(
         "block_coins_met_again",

@@ -18,6 +18,7 @@ namespace specrt {
 
 class LogitsState;
 class Model;
+class Runner;
 struct ModelConfig;
 
 /// What a drafter is asked for, one sequence.
@@ -28,11 +29,13 @@ struct DraftRequest {
   std::int64_t max_depth = 0;       ///< deeper nodes could never be used
   const SamplingParams* sampling = nullptr;
   LogitsState* logits = nullptr;  ///< the sequence's penalties and masks; for built-in drafters
+  Runner* target = nullptr;       ///< the decoder's own, between two passes; for built-in drafters
 };
 
 /// Proposes continuations. The target decides what becomes of them, so a drafter can cost time
 /// but never change the output; with `rejection` and `block`, never its law, as long as a sampled
-/// draft tells the distributions that it came from. Called from one thread at a time.
+/// draft tells the distributions that it came from. (`typical` verification is lossy: there it has
+/// a say.) Called from one thread at a time.
 class SPECRT_API Drafter {
  public:
   Drafter() = default;
@@ -100,6 +103,16 @@ struct SPECRT_API DraftModelOptions {
   std::shared_ptr<ThreadTeam> team;  ///< null: one of its own; the decoder's is best
   std::string cpu_isa = "auto";
 };
+
+/// The target's first `layers` layers draft a chain under its own norm and head (Zhang et al.
+/// 2309.08168). What those layers made of committed tokens is in the target's KV cache already and
+/// is read there, so this takes no weights and no cache of its own. Throws InvalidArgument where
+/// `layers` is not from 1 to one less than the target has.
+SPECRT_API std::shared_ptr<Drafter> make_layers_drafter(const Model& target, std::int64_t layers,
+                                                        const std::string& cpu_isa = "auto");
+
+/// What it takes, before it is made.
+SPECRT_API MemoryUse memory_of_layers_drafter(const ModelConfig& target);
 
 /// A smaller model drafts a chain (Leviathan et al. 2211.17192). Where the request samples, it
 /// reads the target's noise with `coupled` verification, so that both agree as often as they can,

@@ -150,6 +150,7 @@ class SPECRT_API Model {
   Precision precision() const;
   std::int64_t weight_bytes() const;
   const ModelData& data() const { return *data_; }
+  std::shared_ptr<const ModelData> shared_data() const { return data_; }
 
  private:
   std::shared_ptr<const ModelData> data_;
@@ -189,5 +190,19 @@ class SPECRT_API ModelBuilder {
 
   std::unique_ptr<ModelData> data_;
 };
+
+/// A model that drafts for `target` with the target's own weights (self-speculation, as in Zhang et
+/// al. 2309.08168): its first `layers` layers under its norm and head, matrices in `precision`.
+/// What the target holds in that form already is shared, not copied; the rest is rounded from what
+/// it holds. Throws InvalidArgument where that is the target itself, or finer than it.
+SPECRT_API Model make_self_draft(const Model& target, Precision precision, std::int64_t layers);
+
+/// The config of that model. Throws as make_self_draft() does.
+SPECRT_API ModelConfig self_draft_config(const ModelConfig& config, Precision target,
+                                         Precision precision, std::int64_t layers);
+
+/// Bytes of weights that it adds to the target's.
+SPECRT_API std::int64_t self_draft_bytes(const ModelConfig& config, Precision target,
+                                         Precision precision, std::int64_t layers);
 
 }  // namespace specrt

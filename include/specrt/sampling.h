@@ -15,9 +15,11 @@ enum class Verification : std::uint8_t {
   coupled = 0,  ///< the target's own choice decides; output does not depend on the draft
   rejection,    ///< Leviathan/Chen for chains, multi-round for trees: the target's law
   block,        ///< block verification (Sun et al. 2403.10444) of chains: the target's law
+  typical,      ///< typical acceptance (Medusa, Cai et al. 2401.10774): lossy
 };
 
 SPECRT_API Verification verification_from_name(const std::string& name);
+SPECRT_API const char* name_of(Verification verification);
 
 /// How the next token of one sequence is chosen. Logits pass, in this order, through repetition,
 /// frequency and presence penalties, logit_bias, then the masks (allowed_token_ids, bad_words,
@@ -40,11 +42,19 @@ struct SPECRT_API SamplingParams {
   std::uint32_t sample_index = 0;       ///< among the n samples of one prompt
   std::vector<TokenId> stop_token_ids;  ///< each ends the sequence; the model's EOS belongs here
   Verification verification = Verification::coupled;
+  double posterior_threshold = 0.09;  ///< `typical` only, (0, 1]: probability that is enough
+  double posterior_alpha = 0.3;       ///< `typical` only, > 0: and so is this times exp(-entropy)
   std::int32_t logprobs = -1;         ///< -1: none; k >= 0: the chosen token's and the top k
   std::int32_t prompt_logprobs = -1;  ///< the same for the prompt's tokens; >= 0 skips prefix reuse
 
   static constexpr double kGreedyBelow = 1e-5;
   bool greedy() const { return temperature < kGreedyBelow; }
+  /// Whether a drafter that samples does so with the target's own noise; else it samples by itself
+  /// and tells its law.
+  bool follows_target_noise() const {
+    return greedy() || verification == Verification::coupled ||
+           verification == Verification::typical;
+  }
 
   /// Throws InvalidArgument naming the first field out of range.
   void check(std::int64_t vocab_size) const;

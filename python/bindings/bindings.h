@@ -40,11 +40,13 @@ void bind_errors(py::module_& module);
 void bind_cpu(py::module_& module);
 void bind_memory(py::module_& module);
 void bind_draft_tree(py::module_& module);
+void bind_static_tree(py::module_& module);
 void bind_constraint(py::module_& module);
 void bind_sampling(py::module_& module);
 void bind_model(py::module_& module);
 void bind_calibration(py::module_& module);
 void bind_drafter(py::module_& module);
+void bind_medusa(py::module_& module);
 void bind_decoder(py::module_& module);
 
 }  // namespace specrt::python

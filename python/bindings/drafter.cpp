@@ -169,6 +169,12 @@ void bind_drafter(py::module_& module) {
       py::arg("vocabulary") = py::none(), py::arg("team"), py::arg("cpu_isa"),
       py::arg("check_invariants") = false);
 
+  module.def("make_layers_drafter", &make_layers_drafter, py::arg("target"), py::kw_only(),
+             py::arg("layers"), py::arg("cpu_isa"),
+             "The target's first layers as its drafter, over the decoder's own KV cache.");
+  module.def("memory_of_layers_drafter", &memory_of_layers_drafter, py::arg("target"),
+             "What it takes, before it is made.");
+
   module.def(
       "make_head_drafter",
       [](const Model& head, const Model& target, const std::string& name,

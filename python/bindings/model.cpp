@@ -140,6 +140,25 @@ void bind_model(py::module_& module) {
       },
       py::arg("config"), py::arg("dtype"), "Bytes of the packed weights.");
 
+  module.def(
+      "self_draft_config",
+      [](const ModelConfig& config, const std::string& target, const std::string& precision,
+         std::int64_t layers) {
+        return self_draft_config(config, precision_from_name(target),
+                                 precision_from_name(precision), layers);
+      },
+      py::arg("config"), py::arg("target"), py::arg("precision"), py::arg("layers"),
+      "Of the model that make_self_draft() makes of a target of that config and dtype.");
+  module.def(
+      "self_draft_bytes",
+      [](const ModelConfig& config, const std::string& target, const std::string& precision,
+         std::int64_t layers) {
+        return self_draft_bytes(config, precision_from_name(target), precision_from_name(precision),
+                                layers);
+      },
+      py::arg("config"), py::arg("target"), py::arg("precision"), py::arg("layers"),
+      "Bytes of weights that it does not share with the target.");
+
   py::class_<Model>(module, "Model", "Packed, immutable weights with their config.")
       .def_static("map", &Model::map, py::arg("path"), py::call_guard<py::gil_scoped_release>(),
                   "Maps a file written by save().")
@@ -149,6 +168,15 @@ void bind_model(py::module_& module) {
       .def_property_readonly(
           "dtype", [](const Model& model) { return std::string(name_of(model.precision())); })
       .def_property_readonly("weight_bytes", &Model::weight_bytes);
+
+  module.def(
+      "make_self_draft",
+      [](const Model& target, const std::string& precision, std::int64_t layers) {
+        return make_self_draft(target, precision_from_name(precision), layers);
+      },
+      py::arg("target"), py::arg("precision"), py::arg("layers"),
+      py::call_guard<py::gil_scoped_release>(),
+      "The target's first layers in that dtype, sharing what the target holds so already.");
 
   py::class_<ModelBuilder>(module, "ModelBuilder", "Takes a model's tensors one at a time.")
       .def(py::init([](const ModelConfig& config, const std::string& dtype) {

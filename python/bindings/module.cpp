@@ -9,10 +9,12 @@ PYBIND11_MODULE(_core, module) {
   bind_cpu(module);
   bind_memory(module);
   bind_draft_tree(module);
+  bind_static_tree(module);
   bind_constraint(module);
   bind_sampling(module);
   bind_model(module);
   bind_calibration(module);
   bind_drafter(module);
+  bind_medusa(module);
   bind_decoder(module);
 }

@@ -13,11 +13,15 @@ __all__: list[str] = [
     "CoreSamplingParams",
     "Decoder",
     "DraftTree",
+    "MedusaBuilder",
+    "MedusaConfig",
+    "MedusaHeads",
     "MemoryUse",
     "Model",
     "ModelBuilder",
     "ModelConfig",
     "SequenceCounters",
+    "StaticTree",
     "ThreadTeam",
     "TokenConstraint",
     "available_cpu_isas",
@@ -27,16 +31,25 @@ __all__: list[str] = [
     "head_memory_of",
     "kv_cache_bytes_for",
     "make_head_drafter",
+    "make_layers_drafter",
+    "make_medusa_drafter",
     "make_model_drafter",
     "make_ngram_drafter",
     "make_python_constraint",
     "make_python_drafter",
+    "make_self_draft",
     "make_watched_drafter",
+    "medusa_logits",
+    "medusa_tensors",
     "memory_of",
+    "memory_of_layers_drafter",
+    "memory_of_medusa",
     "plan_fixed",
     "quantise_compensated",
     "resolve_cpu_isa",
     "resolve_kv_cache_dtype",
+    "self_draft_bytes",
+    "self_draft_config",
     "tensors_of",
     "trace_layer",
     "weight_bytes",
@@ -125,6 +138,46 @@ class DraftTree:
     def tokens(self) -> list[int]: ...
 
 
+class StaticTree:
+    """
+    A fixed shape for drafts: a path of ranks a node.
+    """
+
+    @staticmethod
+    def chain(depth: typing.SupportsInt | typing.SupportsIndex) -> StaticTree: ...
+    @staticmethod
+    def from_accuracies(
+        accuracies: collections.abc.Sequence[
+            collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex]
+        ],
+        nodes: typing.SupportsInt | typing.SupportsIndex,
+    ) -> StaticTree:
+        """
+        The nodes that are accepted most often in sum; accuracies[d][r] is how often rank r at depth d + 1 is right once the path to it was.
+        """
+
+    @staticmethod
+    def mc_sim_7b_63() -> StaticTree: ...
+    def __init__(
+        self,
+        paths: collections.abc.Sequence[
+            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+        ],
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def cut(self, depth: typing.SupportsInt | typing.SupportsIndex) -> StaticTree:
+        """
+        Without the nodes deeper than `depth`.
+        """
+
+    @property
+    def depth(self) -> int: ...
+    @property
+    def is_chain(self) -> bool: ...
+    @property
+    def paths(self) -> list[list[int]]: ...
+
+
 class TokenConstraint:
     """
     Decides which tokens may come next, as the core sees it.
@@ -162,6 +215,8 @@ class CoreSamplingParams:
         sample_index: typing.SupportsInt | typing.SupportsIndex = 0,
         stop_token_ids: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         verification: str = "coupled",
+        posterior_threshold: typing.SupportsFloat | typing.SupportsIndex = 0.09,
+        posterior_alpha: typing.SupportsFloat | typing.SupportsIndex = 0.3,
         logprobs: typing.SupportsInt | typing.SupportsIndex = -1,
         prompt_logprobs: typing.SupportsInt | typing.SupportsIndex = -1,
     ) -> None: ...
@@ -267,6 +322,69 @@ class CoreDrafter:
     def memory(self) -> MemoryUse: ...
     @property
     def name(self) -> str: ...
+
+
+class MedusaConfig:
+    """
+    What decides Medusa heads' arithmetic.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: typing.SupportsInt | typing.SupportsIndex,
+        hidden_size: typing.SupportsInt | typing.SupportsIndex,
+        num_heads: typing.SupportsInt | typing.SupportsIndex,
+        num_blocks: typing.SupportsInt | typing.SupportsIndex,
+        outputs: typing.SupportsInt | typing.SupportsIndex,
+        bias: bool,
+        shared_blocks: bool,
+        shared_projection: bool,
+        logits_scale: typing.SupportsFloat | typing.SupportsIndex,
+        token_map: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> None: ...
+    @property
+    def bias(self) -> bool: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def shared_blocks(self) -> bool: ...
+    @property
+    def shared_projection(self) -> bool: ...
+    @property
+    def token_map(self) -> list[int]: ...
+
+
+class MedusaHeads:
+    """
+    Packed, immutable Medusa heads.
+    """
+
+    @property
+    def config(self) -> MedusaConfig: ...
+    @property
+    def weight_bytes(self) -> int: ...
+
+
+class MedusaBuilder:
+    """
+    Takes heads' tensors one at a time.
+    """
+
+    def __init__(self, config: MedusaConfig, dtype: str) -> None: ...
+    def build(self) -> MedusaHeads:
+        """
+        Raises LoadError naming every tensor still missing.
+        """
+
+    def set(self, name: str, dtype: str, array: numpy.ndarray) -> None:
+        """
+        Packs one canonical tensor: float32, or uint16 with the bits of bfloat16.
+        """
 
 
 class SequenceCounters:
@@ -548,6 +666,22 @@ def make_head_drafter(
     """
 
 
+def make_layers_drafter(
+    target: Model, *, layers: typing.SupportsInt | typing.SupportsIndex, cpu_isa: str
+) -> CoreDrafter:
+    """
+    The target's first layers as its drafter, over the decoder's own KV cache.
+    """
+
+
+def make_medusa_drafter(
+    heads: MedusaHeads,
+    *,
+    tree: StaticTree,
+    max_batch_size: typing.SupportsInt | typing.SupportsIndex,
+    team: ThreadTeam,
+    cpu_isa: str,
+) -> CoreDrafter: ...
 def make_model_drafter(
     model: Model,
     *,
@@ -588,9 +722,33 @@ def make_python_drafter(object: typing.Any) -> CoreDrafter:
     """
 
 
+def make_self_draft(
+    target: Model, precision: str, layers: typing.SupportsInt | typing.SupportsIndex
+) -> Model:
+    """
+    The target's first layers in that dtype, sharing what the target holds so already.
+    """
+
+
 def make_watched_drafter(inner: CoreDrafter, told: typing.Any) -> CoreDrafter:
     """
     The same drafter; told(tokens, tree) is called with every draft that it makes.
+    """
+
+
+def medusa_logits(
+    heads: MedusaHeads,
+    hidden: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
+    cpu_isa: str = "auto",
+) -> numpy.typing.NDArray[numpy.float32]:
+    """
+    What every head says of hidden states float32 [rows, hidden]: [heads, rows, outputs].
+    """
+
+
+def medusa_tensors(config: MedusaConfig) -> list[tuple[str, list[int]]]:
+    """
+    (canonical name, shape) of every tensor of such heads.
     """
 
 
@@ -610,6 +768,20 @@ def memory_of(
 ) -> MemoryUse:
     """
     What a Decoder of these options takes, before it is made.
+    """
+
+
+def memory_of_layers_drafter(target: ModelConfig) -> MemoryUse:
+    """
+    What it takes, before it is made.
+    """
+
+
+def memory_of_medusa(
+    config: MedusaConfig, dtype: str, *, max_batch_size: typing.SupportsInt | typing.SupportsIndex
+) -> MemoryUse:
+    """
+    What a Medusa drafter takes, before it is made.
     """
 
 
@@ -647,6 +819,28 @@ def resolve_cpu_isa(name: str) -> str:
 def resolve_kv_cache_dtype(kv_cache_dtype: str, dtype: str) -> str:
     """
     What a kv_cache_dtype comes to for a model of that dtype.
+    """
+
+
+def self_draft_bytes(
+    config: ModelConfig,
+    target: str,
+    precision: str,
+    layers: typing.SupportsInt | typing.SupportsIndex,
+) -> int:
+    """
+    Bytes of weights that it does not share with the target.
+    """
+
+
+def self_draft_config(
+    config: ModelConfig,
+    target: str,
+    precision: str,
+    layers: typing.SupportsInt | typing.SupportsIndex,
+) -> ModelConfig:
+    """
+    Of the model that make_self_draft() makes of a target of that config and dtype.
     """
 
 

@@ -6,7 +6,8 @@ import warnings
 from typing import Any
 
 from . import _core
-from .drafters import AnyDrafter, DraftModel, NGram
+from ._core import StaticTree
+from .drafters import AnyDrafter, DraftModel
 from .errors import InvalidArgumentError, UnsupportedError
 from .loaded import Opened, open_target
 from .planning import Sizes
@@ -15,8 +16,8 @@ from .text import VocabularyMap, map_vocabulary
 __all__ = [
     "check_full_drafts",
     "check_options",
+    "check_tree",
     "draft_tokens_of",
-    "make_drafter",
     "open_draft",
     "vocabulary_map",
 ]
@@ -28,11 +29,10 @@ def check_options(*, device: Any, verification: Any, cpu_isa: Any, **flags: Any)
         if isinstance(device, str) and (device == "cuda" or device.startswith("cuda:")):
             raise UnsupportedError("[device] this build has no CUDA: use device='cpu'")
         raise InvalidArgumentError(f"[device] expected 'auto' or 'cpu', got {device!r}")
-    if verification not in ("coupled", "rejection", "block"):
-        if verification == "typical":
-            raise UnsupportedError("[verification] 'typical' is not available yet")
+    if verification not in ("coupled", "rejection", "block", "typical"):
         raise InvalidArgumentError(
-            f"[verification] expected 'coupled', 'rejection' or 'block', got {verification!r}"
+            f"[verification] expected 'coupled', 'rejection', 'block' or 'typical', got "
+            f"{verification!r}"
         )
     for name, flag in flags.items():
         if not isinstance(flag, bool):
@@ -42,10 +42,12 @@ def check_options(*, device: Any, verification: Any, cpu_isa: Any, **flags: Any)
     return _core.resolve_cpu_isa(cpu_isa)
 
 
-def draft_tokens_of(spec: AnyDrafter | None, asked: Any) -> int:
-    """Draft tokens a round: as asked, else the drafter's own."""
+def draft_tokens_of(spec: AnyDrafter | None, asked: Any, tree: StaticTree | None = None) -> int:
+    """Draft tokens a round: as asked, else the drafter's own, else all nodes of its tree."""
     if asked is None:
         asked = spec.num_speculative_tokens if spec is not None else None
+    if tree is not None:
+        return len(tree) if asked is None else min(asked, len(tree))
     tokens = 0 if asked is None else asked
     if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 <= tokens < 2**63:
         raise InvalidArgumentError(
@@ -70,14 +72,23 @@ def open_draft(spec: DraftModel, target: Opened, max_model_len: int | None) -> O
     )
 
 
-def check_full_drafts(sizes: Sizes, draft_tokens: int) -> None:
+def check_tree(tree: StaticTree, verification: str) -> None:
+    """Block verification looks at chains alone."""
+    if verification == "block" and not tree.is_chain:
+        raise InvalidArgumentError(
+            f"[tree] expected 'chain' with verification 'block', got a tree of {len(tree)} nodes "
+            f"and {tree.depth} levels"
+        )
+
+
+def check_full_drafts(sizes: Sizes, draft_tokens: int, verification: str) -> None:
     """A draft that a full pass cuts short would change the text that a seed gives."""
     need = sizes.max_batch_size + -(-4 * sizes.max_batch_size * draft_tokens // 3)
     if sizes.max_num_batched_tokens < need:
         raise InvalidArgumentError(
             f"[max_num_batched_tokens] expected at least {need}, so that {sizes.max_batch_size} "
-            f"requests always get {draft_tokens} draft tokens each, as verification 'rejection' "
-            f"and 'block' need to repeat; got {sizes.max_num_batched_tokens}"
+            f"requests always get {draft_tokens} draft tokens each, as verification "
+            f"{verification!r} needs to repeat; got {sizes.max_num_batched_tokens}"
         )
 
 
@@ -112,37 +123,3 @@ def vocabulary_map(target: Opened, draft: Opened) -> VocabularyMap | None:
         stacklevel=3,
     )
     return mapped
-
-
-def make_drafter(
-    spec: AnyDrafter | None,
-    draft_model: _core.Model | None,
-    vocabulary: VocabularyMap | None,
-    target: Opened,
-    sizes: Sizes,
-    team: _core.ThreadTeam,
-    isa: str,
-    check_invariants: bool,
-) -> _core.CoreDrafter | None:
-    if spec is None:
-        return None
-    if isinstance(spec, NGram):
-        return _core.make_ngram_drafter(
-            min_match=spec.prompt_lookup_min,
-            max_match=spec.prompt_lookup_max,
-            most_recent=spec.most_recent,
-        )
-    if isinstance(spec, DraftModel):
-        assert draft_model is not None
-        return _core.make_model_drafter(
-            draft_model,
-            target_vocab_size=target.shape.config.vocab_size,
-            **sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len),
-            vocabulary=(
-                None if vocabulary is None else (vocabulary.draft_of_target, vocabulary.pieces)
-            ),
-            team=team,
-            cpu_isa=isa,
-            check_invariants=check_invariants,
-        )
-    return _core.make_python_drafter(spec)

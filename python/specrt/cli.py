@@ -125,8 +125,16 @@ def generate(
     ] = True,
     verification: Annotated[
         str,
-        typer.Option(help="coupled (the same text with any drafter), rejection or block."),
+        typer.Option(
+            help="coupled (the same text with any drafter), rejection, block or typical (lossy)."
+        ),
     ] = "coupled",
+    posterior_threshold: Annotated[
+        float | None, typer.Option(help="With typical: a probability that is enough.")
+    ] = None,
+    posterior_alpha: Annotated[
+        float | None, typer.Option(help="With typical: and so is this times exp(-entropy).")
+    ] = None,
     dtype: Annotated[
         str, typer.Option(help="Of weights: auto, float32, bfloat16, int8, int4 or w8a8.")
     ] = "auto",
@@ -164,6 +172,8 @@ def generate(
         include_stop_str_in_output=include_stop_str_in_output,
         ignore_eos=ignore_eos,
         skip_special_tokens=skip_special_tokens,
+        posterior_threshold=posterior_threshold,
+        posterior_alpha=posterior_alpha,
     )
     text = sys.stdin.read() if prompt == "-" else prompt
     with specrt.Engine(

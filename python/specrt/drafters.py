@@ -7,14 +7,30 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ._core import DraftTree
+from ._core import DraftTree, StaticTree
 from .errors import InvalidArgumentError, LoadError
 
-__all__ = ["MTP", "DraftModel", "Drafter", "Eagle", "Eagle3", "NGram", "resolve"]
+if TYPE_CHECKING:
+    from ._core import ModelConfig
+    from .loading.medusa import MedusaCheckpoint
+
+__all__ = [
+    "MTP",
+    "DraftModel",
+    "Drafter",
+    "Eagle",
+    "Eagle3",
+    "Medusa",
+    "NGram",
+    "SelfDraft",
+    "resolve",
+    "tree_from_accuracies",
+]
 
 
 class Drafter(ABC):
@@ -212,23 +228,167 @@ class MTP(_HeadSpec):
     default_tokens: ClassVar[int] = 1
 
 
-AnyDrafter = NGram | DraftModel | Eagle | Eagle3 | MTP | Drafter
-_KINDS = (NGram, DraftModel, Eagle, MTP, Drafter)
+@dataclass(frozen=True, kw_only=True)
+class SelfDraft:
+    """The target drafts for itself, cheaper: its first layers, a coarser precision, or both.
+
+    `layers=k` runs the first k layers under the target's norm and head, in the target's own weights
+    and KV cache (Zhang et al., arXiv 2309.08168): it takes nearly no memory. `precision` rounds
+    the target's weights once more and drafts over a KV cache of its own; the embedding table and
+    whatever else is the same in both is shared. Without either, `precision="int4"`.
+    """
+
+    precision: str | None = None
+    """Coarser than the target's: "bfloat16", "int8", "int4" or "w8a8"; None with `layers` takes
+    the target's."""
+    layers: int | None = None
+    """From 1 to one less than the target has; with a coarser `precision` all of them, too."""
+    num_speculative_tokens: int = 4
+
+    def __post_init__(self) -> None:
+        names = ("bfloat16", "bf16", "int8", "int4", "w8a8")
+        if self.precision is not None and self.precision not in names:
+            raise InvalidArgumentError(
+                f"[precision] expected None, 'bfloat16', 'int8', 'int4' or 'w8a8', got "
+                f"{self.precision!r}"
+            )
+        for name in ("layers", "num_speculative_tokens"):
+            value = getattr(self, name)
+            if value is None and name == "layers":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+                raise InvalidArgumentError(f"[{name}] expected an integer >= 1, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Medusa:
+    """Medusa heads on the target's last hidden state (Cai et al., arXiv 2401.10774).
+
+    Head i says what comes i + 1 tokens behind the target's own next one; the draft is a fixed tree
+    of the heads' best alternatives. A folder that holds heads is recognised where `Engine` is
+    given it as the drafter.
+    """
+
+    model: str | os.PathLike[str]
+    """A folder or hub id with medusa_lm_head.safetensors or .pt, or vLLM's layout of it."""
+    tree: str | Sequence[Sequence[int]] = "mc_sim_7b_63"
+    """"mc_sim_7b_63", the reference's sparse tree, as deep as there are heads; "chain"; or a path
+    of ranks for each node, the most worthwhile first: see `tree_from_accuracies`."""
+    num_heads: int | None = None
+    """The first so many heads; None takes all that the tree needs."""
+    dtype: str = "auto"
+    """Of the heads' weights, as `Engine`'s; "auto": float32 for a float32 target, else bfloat16."""
+    num_speculative_tokens: int | None = None
+    """Nodes a round, the first ones of the tree; None takes all of it."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, (str, os.PathLike)):
+            raise InvalidArgumentError(f"[model] expected a path or hub id, got {self.model!r}")
+        for name in ("num_heads", "num_speculative_tokens"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+                raise InvalidArgumentError(f"[{name}] expected an integer >= 1, got {value!r}")
+        if isinstance(self.tree, str):
+            if self.tree not in ("mc_sim_7b_63", "chain"):
+                raise InvalidArgumentError(
+                    f"[tree] expected 'mc_sim_7b_63', 'chain' or paths of ranks, got {self.tree!r}"
+                )
+        else:
+            static_tree(self.tree)
+
+    def tree_for(self, heads: int) -> StaticTree:
+        """The tree that `heads` heads draft. Raises InvalidArgumentError where it is deeper."""
+        if self.tree == "chain":
+            return StaticTree.chain(heads)
+        if isinstance(self.tree, str):
+            return StaticTree.mc_sim_7b_63().cut(heads)
+        tree = static_tree(self.tree)
+        if tree.depth > heads:
+            raise InvalidArgumentError(
+                f"[tree] expected paths of at most {heads} ranks, one a head, got {tree.depth}"
+            )
+        return tree
+
+    def open(self, target: ModelConfig, dtype: str) -> tuple[MedusaCheckpoint, StaticTree]:
+        """The heads for a target of that config and dtype, and the tree that they draft.
+
+        Heads deeper than the tree are left alone. Raises as `open_medusa` does.
+        """
+        from .loading.medusa import open_medusa
+
+        options: dict[str, Any] = {
+            "vocab_size": target.vocab_size,
+            "hidden_size": target.hidden_size,
+            "target_dtype": dtype,
+            "dtype": self.dtype,
+        }
+        checkpoint = open_medusa(self.model, num_heads=self.num_heads, **options)
+        try:
+            tree = self.tree_for(checkpoint.config.num_heads)
+        except BaseException:
+            checkpoint.close()
+            raise
+        if tree.depth < checkpoint.config.num_heads:
+            checkpoint.close()
+            checkpoint = open_medusa(self.model, num_heads=tree.depth, **options)
+        return checkpoint, tree
+
+
+def static_tree(paths: Any) -> StaticTree:
+    """The core's tree of paths of ranks. Raises InvalidArgumentError."""
+
+    def whole(one: Any) -> bool:
+        return isinstance(one, int) and not isinstance(one, bool) and -(2**31) <= one < 2**31
+
+    if (
+        not isinstance(paths, Sequence)
+        or isinstance(paths, (str, bytes))
+        or not all(
+            isinstance(path, Sequence)
+            and not isinstance(path, (str, bytes))
+            and all(map(whole, path))
+            for path in paths
+        )
+    ):
+        raise InvalidArgumentError(f"[tree] expected a list of lists of ranks, got {paths!r}")
+    return StaticTree([list(path) for path in paths])
+
+
+def tree_from_accuracies(accuracies: Sequence[Sequence[float]], nodes: int) -> list[list[int]]:
+    """The tree of that many nodes that is accepted furthest on average, as `Medusa.tree` has it.
+
+    accuracies[d][r], in [0, 1], is how often the alternative of rank r at depth d + 1 is right
+    where the path to it was: measured on texts like those to come, or assumed. The tree grows
+    greedily by the product along a path, which is optimal since a product only falls (arXiv
+    2401.10774, section 2.3.3). Raises InvalidArgumentError.
+    """
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes < 2**31:
+        raise InvalidArgumentError(f"[nodes] expected an integer >= 1, got {nodes!r}")
+    return StaticTree.from_accuracies([list(one) for one in accuracies], nodes).paths
+
+
+AnyDrafter = NGram | DraftModel | SelfDraft | Eagle | Eagle3 | MTP | Medusa | Drafter
+_KINDS = (NGram, DraftModel, SelfDraft, Eagle, MTP, Medusa, Drafter)
+_NAMED: dict[str, type[NGram | SelfDraft | MTP]] = {"ngram": NGram, "self": SelfDraft, "mtp": MTP}
+_EXPECTED = (
+    "None, 'ngram', 'self', 'mtp', a path or hub id of a smaller model or head, or an object of "
+    "specrt.drafters"
+)
 
 
 def resolve(drafter: Any) -> AnyDrafter | None:
     """`Engine`'s `drafter` argument as one of the classes above.
 
-    None, "ngram", "mtp", an object of these classes, or a smaller model given as `Engine`'s target
-    would be; a folder or hub id may also hold a head, which its config and tensors tell. Raises
-    InvalidArgumentError for anything else.
+    None, "ngram", "self", "mtp", an object of these classes, or a smaller model given as `Engine`'s
+    target would be; a folder or hub id may also hold a head, which its config and tensors tell.
+    Raises InvalidArgumentError for anything else.
     """
     if drafter is None or isinstance(drafter, _KINDS):
         return drafter
-    if isinstance(drafter, str) and drafter == "ngram":
-        return NGram()
-    if isinstance(drafter, str) and drafter == "mtp":
-        return MTP()
+    if isinstance(drafter, str) and drafter in _NAMED:
+        return _NAMED[drafter]()
     if isinstance(drafter, type) and issubclass(drafter, _KINDS):
         raise InvalidArgumentError(
             f"[drafter] expected an object, got the class {drafter.__name__}: write "
@@ -239,21 +399,20 @@ def resolve(drafter: Any) -> AnyDrafter | None:
         # A word that is neither a hub id ("owner/name") nor a path is a misspelt kind.
         if "/" not in text and os.sep not in text and not os.path.exists(text):
             raise InvalidArgumentError(
-                f"[drafter] expected None, 'ngram', 'mtp', a path or hub id of a smaller model or "
-                f"head, or an object of specrt.drafters, got {text!r}"
+                f"[drafter] expected {_EXPECTED}, got {text!r}"
             )
         return _recognise(drafter)
     if hasattr(drafter, "state_dict") and hasattr(drafter, "config"):
         return DraftModel(model=drafter)
     raise InvalidArgumentError(
-        f"[drafter] expected None, 'ngram', 'mtp', a path or hub id of a smaller model or head, or "
-        f"an object of specrt.drafters, got {type(drafter).__name__}"
+        f"[drafter] expected {_EXPECTED}, got {type(drafter).__name__}"
     )
 
 
 def _recognise(model: str | os.PathLike[str]) -> AnyDrafter:
-    """What a folder or hub id holds: an EAGLE head, or else a model."""
+    """What a folder or hub id holds: Medusa heads, an EAGLE head, or else a model."""
     from .loading.eagle import is_eagle, is_eagle3
+    from .loading.medusa import is_medusa
     from .loading.open import find_folder
 
     folder = Path(model).expanduser()
@@ -264,6 +423,8 @@ def _recognise(model: str | os.PathLike[str]) -> AnyDrafter:
             folder = find_folder(model, weights=False)
         except LoadError:  # whoever opens it says what is wrong
             return DraftModel(model=model)
+    if is_medusa(folder):
+        return Medusa(model=model)
     if not is_eagle(folder):
         return DraftModel(model=model)
     if is_eagle3(folder):

@@ -12,19 +12,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from . import _core
-from .assembly import (
-    check_full_drafts,
-    check_options,
-    draft_tokens_of,
-    make_drafter,
-    open_draft,
-    vocabulary_map,
-)
-from .drafters import MTP, Drafter, DraftModel, Eagle, resolve
+from .assembly import check_full_drafts, check_options, draft_tokens_of
+from .drafters import Drafter, resolve
 from .errors import InvalidArgumentError, SpecrtError, UnsupportedError
-from .heads import OpenedHead, open_head
-from .loaded import Opened, open_target
+from .loaded import open_target
+from .parts import Asked, Frame, Part, open_part
 from .planning import (
+    Features,
     MemoryPlan,
     cache_tokens,
     check_positive,
@@ -36,7 +30,6 @@ from .prompts import check_conversation, is_conversation, is_prompt
 from .request import Request, request_output
 from .sampling import SamplingParams
 from .structured import Grammar
-from .text import VocabularyMap
 
 if TYPE_CHECKING:
     from .outputs import Increment, RequestOutput
@@ -84,8 +77,8 @@ class Engine:
         """Load a target and its drafter.
 
         target: a folder, a hub id, a .gguf file, a file from `save`, or a transformers model.
-        drafter: None, "ngram", "mtp", a smaller model given like the target, a folder or hub id of
-            an EAGLE head, or an object of `specrt.drafters`.
+        drafter: None, "ngram", "self", "mtp", a smaller model given like the target, a folder or
+            hub id of an EAGLE or Medusa head, or an object of `specrt.drafters`.
         tokenizer: a Hugging Face tokenizer, or where to load one; None takes the target's own.
         device: "auto" or "cpu".
         dtype: of weights: "float32", "bfloat16", "int8" or "int4" (the weights alone), or "w8a8"
@@ -106,7 +99,9 @@ class Engine:
             nothing.
         verification: "coupled" (the target's own choice decides, so that the output does not
             depend on the draft), or "rejection" or "block", which keep the target's law, accept a
-            little more of a sampled draft, and repeat only for the same drafter and settings.
+            little more of a sampled draft, and repeat only for the same drafter and settings. Or
+            "typical", which is lossy: it accepts what the target finds likely enough (Medusa,
+            arXiv 2401.10774); outputs then say `lossless=False`.
         cpu_isa: "auto", or the instruction-set level to run: "amx", "avx512", "avx2", "scalar".
         enable_prefix_caching: keep the KV blocks of finished requests for prompts that begin
             alike, for as long as running requests leave room.
@@ -138,20 +133,17 @@ class Engine:
         self._left: list[Request] = []
         """Requests whose caller has gone while a round was under way."""
         opened = open_target(target, tokenizer=tokenizer, dtype=dtype, max_model_len=max_model_len)
-        draft: Opened | OpenedHead | None = None
-        vocabulary: VocabularyMap | None = None
+        part: Part | None = None
         try:
-            if isinstance(spec, DraftModel):
-                draft = draft_opened = open_draft(spec, opened, max_model_len)
-                vocabulary = vocabulary_map(opened, draft_opened)
-            elif isinstance(spec, (Eagle, MTP)):
-                draft = open_head(
-                    spec, opened.shape, opened.checkpoint, draft_tokens, max_model_len
-                )
+            if spec is not None:
+                asked = Asked(num_speculative_tokens, max_model_len, max_batch_size, verification)
+                part = open_part(spec, opened, asked)
+                draft_tokens = part.draft_tokens
+            shape = part.shape if part is not None else None
             defaults = SamplingParams.from_generation_config(opened.generation)
             sizes = plan_sizes(
                 opened.shape,
-                draft.shape if draft else None,
+                shape,
                 max_model_len=max_model_len,
                 kv_cache_bytes=kv_cache_bytes,
                 max_batch_size=max_batch_size,
@@ -159,17 +151,19 @@ class Engine:
                 block_size=block_size,
                 kv_cache_dtype=kv_cache_dtype,
                 enable_prefix_caching=enable_prefix_caching,
+                features=part.features if part is not None else Features(),
             )
             if verification != "coupled" and spec is not None:
-                check_full_drafts(sizes, draft_tokens)
-            check_room(plan_memory(opened.shape, draft.shape if draft else None, sizes))
-            # A module inside the target's checkpoint is read before that is let go.
-            draft_model = draft.load() if draft else None
+                check_full_drafts(sizes, draft_tokens, verification)
+            fixed = part.fixed if part is not None else None
+            check_room(plan_memory(opened.shape, shape, sizes, fixed))
+            if part is not None:
+                part.load()
             self._model = opened.load()
         finally:
             opened.close()
-            if draft:
-                draft.close()
+            if part is not None:
+                part.close()
 
         team = _core.ThreadTeam(threads or 0, pin_threads)
         self._decoder: _core.Decoder | None = _core.Decoder(
@@ -179,16 +173,9 @@ class Engine:
             cpu_isa=isa,
             check_invariants=check_invariants,
         )
-        self._drafter: _core.CoreDrafter | None
-        if isinstance(draft, OpenedHead):
-            assert draft_model is not None
-            self._drafter = draft.drafter(
-                draft_model, self._model, sizes, team, isa, check_invariants
-            )
-        else:
-            self._drafter = make_drafter(
-                spec, draft_model, vocabulary, opened, sizes, team, isa, check_invariants
-            )
+        frame = Frame(self._model, opened, sizes, team, isa, check_invariants)
+        made = part.make(frame) if part is not None else None
+        self._drafter = _core.make_python_drafter(made) if isinstance(made, Drafter) else made
         self.verification: str = verification
         self._grammar: Grammar | None = None
         self._vocab_size = opened.shape.config.vocab_size
@@ -418,10 +405,10 @@ class Engine:
         bad_words = self._bad_words(params.bad_words or ())
         start = None
         if params.structured_outputs is not None:
-            if self.verification == "block":
+            if self.verification not in ("coupled", "rejection"):
                 raise UnsupportedError(
-                    "[structured_outputs] expected verification='coupled' or 'rejection', "
-                    "got 'block'"
+                    f"[structured_outputs] expected verification='coupled' or 'rejection', "
+                    f"got {self.verification!r}"
                 )
             start = self._need_grammar().compile(params.structured_outputs)
         seeded = params.with_seed()
@@ -445,6 +432,7 @@ class Engine:
                     index=index,
                     constraint=start if start is None or index == 0 else start.again(),
                     after=samples[0] if samples else None,
+                    lossless=self.verification != "typical",
                 )
             )
         return samples

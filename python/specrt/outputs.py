@@ -54,6 +54,12 @@ class Metrics:
     """accepted at d / rounds that drafted to d."""
     alpha_per_position: list[float] = field(default_factory=list)
     """accepted at d / times that d was reached and decided."""
+    drafted_per_position: list[int] = field(default_factory=list)
+    """The counts behind these rates, to add up over requests: rounds that drafted to d,"""
+    accepted_per_position: list[int] = field(default_factory=list)
+    """times that d was accepted,"""
+    rejected_per_position: list[int] = field(default_factory=list)
+    """and times that d was reached and none of its nodes was right."""
     acceptance_length: float = 0.0
     """τ: tokens per round, the target's own token included."""
     truncated_rounds: int = 0
@@ -95,6 +101,9 @@ class Metrics:
                 _ratio(a, a + r)
                 for a, r in zip(counters.accepted_at, counters.first_rejected_at, strict=True)
             ],
+            drafted_per_position=list(counters.drafted_at),
+            accepted_per_position=list(counters.accepted_at),
+            rejected_per_position=list(counters.first_rejected_at),
             acceptance_length=_ratio(
                 counters.full_accepted + counters.full_rounds, counters.full_rounds
             ),
@@ -159,7 +168,8 @@ class RequestOutput:
     seed: int
     """Repeats these outputs."""
     lossless: bool
-    """True where the texts follow the target's own law: with `coupled`, its own bytes."""
+    """True where the texts follow the target's own law: with `coupled`, its own bytes. False with
+    `typical` verification, always."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """One a prompt token, None for the first, where SamplingParams.prompt_logprobs asked."""
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _core
-from .drafters import MTP, DraftModel, Eagle, resolve
+from .drafters import MTP, AnyDrafter, DraftModel, Eagle, Medusa, SelfDraft, resolve
 from .errors import CapacityError, InvalidArgumentError, LoadError
 from .loading import Checkpoint, ModelFields, open_checkpoint
 from .loading.checkpoint import resolve_dtype
 from .system import available_memory
+
+if TYPE_CHECKING:
+    from .loading.medusa import MedusaCheckpoint
 
 __all__ = ["MemoryPlan", "Sizes", "core_config", "plan", "plan_sizes"]
 
@@ -69,13 +72,16 @@ class Features:
     """The target's hidden states that a drafter reads, as `specrt::TargetFeatures` has them."""
 
     layers: tuple[int, ...] = ()
-    """The residual stream as it enters these layers, or, by their number, leaves the last."""
+    """The residual stream as it enters these layers; num_layers: as it leaves the last."""
     normed: bool = False
     """And the final norm's output."""
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of the core's functions."""
         return {"feature_layers": list(self.layers), "feature_normed": self.normed}
+
+
+MEDUSA_FEATURES = Features(normed=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +125,8 @@ class ModelShape:
 
     config: _core.ModelConfig
     dtype: str
+    own_weights: int | None = None
+    """Bytes, where it shares some with another model; None: all that its config has."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +182,7 @@ def plan_sizes(
     block_size: int,
     kv_cache_dtype: str,
     enable_prefix_caching: bool,
+    features: Features | None = None,
 ) -> Sizes:
     """Split `kv_cache_bytes` so that target and draft model hold the same number of tokens.
 
@@ -270,7 +279,7 @@ def plan_sizes(
         target_kv_cache_bytes=needed(target, length, blocks),
         drafter_kv_cache_bytes=needed(drafter, drafter_length, blocks),
         drafter_max_model_len=drafter_length,
-        features=drafter.features if isinstance(drafter, HeadShape) else Features(),
+        features=features or Features(),
     )
 
 
@@ -286,14 +295,51 @@ def _most_blocks(needed: Callable[[int], int], most: int, budget: int) -> int:
     return low
 
 
-def plan_memory(target: ModelShape, drafter: DrafterShape | None, sizes: Sizes) -> MemoryPlan:
-    """The shares of an engine of these sizes."""
+def self_draft_shape(spec: SelfDraft, target: ModelShape) -> ModelShape | None:
+    """The model that drafts; None where it is the target itself, less some layers.
+
+    Raises InvalidArgumentError where it is no cheaper than the target.
+    """
+    precision, layers = spec.precision, spec.layers
+    if precision is None:
+        precision = "int4" if layers is None else target.dtype
+    precision = resolve_dtype(precision, set())
+    if layers is None:
+        layers = target.config.num_layers
+    config = _core.self_draft_config(target.config, target.dtype, precision, layers)
+    if precision == target.dtype:
+        return None
+    weights = _core.self_draft_bytes(target.config, target.dtype, precision, layers)
+    return ModelShape(config, precision, weights)
+
+
+def layers_use(spec: AnyDrafter | None, target: ModelShape) -> _core.MemoryUse | None:
+    """What a drafter takes that is the target's first layers; None for any other."""
+    if isinstance(spec, SelfDraft) and self_draft_shape(spec, target) is None:
+        return _core.memory_of_layers_drafter(target.config)
+    return None
+
+
+def medusa_use(checkpoint: MedusaCheckpoint, max_batch_size: int) -> _core.MemoryUse:
+    """What Medusa heads take."""
+    return _core.memory_of_medusa(
+        checkpoint.config, checkpoint.dtype, max_batch_size=max_batch_size
+    )
+
+
+def plan_memory(
+    target: ModelShape,
+    drafter: DrafterShape | None,
+    sizes: Sizes,
+    fixed: _core.MemoryUse | None = None,
+) -> MemoryPlan:
+    """The shares of an engine of these sizes. `fixed` is a drafter's that is no model."""
     own = _core.memory_of(
         target.config,
         target.dtype,
         **sizes.target_options(),
     )
-    other = None
+    other = fixed
     if drafter is not None:
         options = sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len)
         if isinstance(drafter, HeadShape):
@@ -307,11 +353,14 @@ def plan_memory(target: ModelShape, drafter: DrafterShape | None, sizes: Sizes) 
             )
         else:
             other = _core.memory_of(drafter.config, drafter.dtype, **options)
+    weights = other.weights if other else 0
+    if isinstance(drafter, ModelShape) and drafter.own_weights is not None:
+        weights = drafter.own_weights
     return MemoryPlan(
         target_weights=own.weights,
         target_kv_cache=own.kv_cache,
         target_workspace=own.workspace,
-        drafter_weights=other.weights if other else 0,
+        drafter_weights=weights,
         drafter_kv_cache=other.kv_cache if other else 0,
         drafter_workspace=other.workspace if other else 0,
         drafter_index=0,
@@ -371,6 +420,7 @@ def plan(
     spec = resolve(drafter)
     check_positive(max_model_len=max_model_len)
     drafter_shape: DrafterShape | None = None
+    features = Features()
     if isinstance(spec, (Eagle, MTP)):
         tokens = spec.num_speculative_tokens or 0
         if num_speculative_tokens is not None:
@@ -378,7 +428,7 @@ def plan(
         shape, checkpoint = open_shape(target, dtype, max_model_len)
         try:
             with open_head(spec, shape, checkpoint, tokens, max_model_len) as head:
-                drafter_shape = head.shape
+                drafter_shape, features = head.shape, head.shape.features
         finally:
             if checkpoint is not None:
                 checkpoint.close()
@@ -386,6 +436,15 @@ def plan(
         shape = _shape_at(target, dtype, max_model_len)
     if isinstance(spec, DraftModel):
         drafter_shape = _shape_at(spec.model, spec.dtype, None)
+    elif isinstance(spec, SelfDraft):
+        drafter_shape = self_draft_shape(spec, shape)
+    fixed = layers_use(spec, shape)
+    if isinstance(spec, Medusa):
+        heads, _ = spec.open(shape.config, shape.dtype)
+        heads.close()
+        check_positive(max_batch_size=max_batch_size)
+        fixed = medusa_use(heads, max_batch_size)
+        features = MEDUSA_FEATURES
     sizes = plan_sizes(
         shape,
         drafter_shape,
@@ -396,8 +455,9 @@ def plan(
         block_size=block_size,
         kv_cache_dtype=kv_cache_dtype,
         enable_prefix_caching=enable_prefix_caching,
+        features=features,
     )
-    return plan_memory(shape, drafter_shape, sizes)
+    return plan_memory(shape, drafter_shape, sizes, fixed)
 
 
 def map_saved(target: Any, dtype: str) -> _core.Model | None:

@@ -35,6 +35,7 @@ class Request:
     constraint: GrammarState | None = None
     after: Request | None = None
     """Starts once this one has its first token: then the prompt's blocks can be shared."""
+    lossless: bool = True
     id: int | None = None
     """The core's sequence, once running."""
     token_ids: list[int] = field(default_factory=list)
@@ -209,7 +210,7 @@ def request_output(samples: list[Request]) -> RequestOutput:
         prompt_token_ids=first.prompt,
         outputs=[one.completion() for one in samples],
         seed=first.params.seed,
-        lossless=True,
+        lossless=first.lossless,
         prompt_logprobs=(
             None if first.params.prompt_logprobs is None else [None, *first._prompt_logprobs]
         ),

@@ -66,6 +66,12 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     """Leave the stop text, or the stop token's text, at the end of the text."""
+    posterior_threshold: float | None = None
+    """With `typical` verification only, in (0, 1]: a drafted token this likely is accepted. None is
+    0.09."""
+    posterior_alpha: float | None = None
+    """With `typical` verification only, > 0: and so is one likelier than this times exp(-entropy).
+    None is 0.3."""
     logprobs: int | None = None
     """k >= 0: raw log-probabilities of the chosen token and of the k most likely ones."""
     prompt_logprobs: int | None = None
@@ -80,6 +86,8 @@ class SamplingParams:
                 raise _wrong(name, "an integer", value)
         for name in _NUMBERS:
             value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise _wrong(name, "a number", value)
             if isinstance(value, int) and abs(value) > _INT64:
@@ -115,7 +123,13 @@ class SamplingParams:
         if self.prompt_logprobs is not None and self.max_tokens == 0:
             raise _wrong("prompt_logprobs", "max_tokens of at least 1 with it", self.max_tokens)
         self._check_masks()
-        self.to_core(eos_token_ids=()).check(2**31 - 1)
+        self.to_core(eos_token_ids=(), verification=self._own_verification).check(2**31 - 1)
+
+    @property
+    def _own_verification(self) -> str:
+        """One that every field given goes with."""
+        typical = self.posterior_threshold is not None or self.posterior_alpha is not None
+        return "typical" if typical else "coupled"
 
     def _check_masks(self) -> None:
         bias = self.logit_bias
@@ -181,10 +195,16 @@ class SamplingParams:
         bad_words: Sequence[Sequence[int]] = (),
         verification: str = "coupled",
     ) -> CoreSamplingParams:
-        """The part that the core applies. Raises InvalidArgumentError.
+        """The part that the core applies. Raises InvalidArgumentError, also where a field does not
+        go with the verification.
 
         `bad_words` are the texts' token sequences; `sample_index` counts the n samples.
         """
+        for name in _TYPICAL:
+            if getattr(self, name) is not None and verification != "typical":
+                raise InvalidArgumentError(
+                    f"[{name}] expected an engine with verification='typical', got {verification!r}"
+                )
         stops = list(self.stop_token_ids or ())
         if any(not -(2**31) <= one < 2**31 for one in stops):
             raise _wrong("stop_token_ids", "token ids", stops)
@@ -207,6 +227,11 @@ class SamplingParams:
             sample_index=sample_index,
             stop_token_ids=stops,
             verification=verification,
+            **{
+                name: float(value)
+                for name in _TYPICAL
+                if (value := getattr(self, name)) is not None
+            },
             logprobs=-1 if self.logprobs is None else min(self.logprobs, 2**31 - 1),
             # The prompt's are the same for every sample: the first one tells them.
             prompt_logprobs=(
@@ -217,8 +242,9 @@ class SamplingParams:
         )
 
 
-_OPTIONAL = ("seed", "logprobs", "prompt_logprobs")
-_INTEGERS = ("max_tokens", "min_tokens", "top_k", "n", *_OPTIONAL)
+_TYPICAL = ("posterior_threshold", "posterior_alpha")
+_OPTIONAL = ("seed", "logprobs", "prompt_logprobs", *_TYPICAL)
+_INTEGERS = ("max_tokens", "min_tokens", "top_k", "n", "seed", "logprobs", "prompt_logprobs")
 _NUMBERS = (
     "temperature",
     "top_p",
@@ -226,6 +252,7 @@ _NUMBERS = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    *_TYPICAL,
 )
 
 

@@ -52,17 +52,44 @@ void SamplingParams::check(std::int64_t vocab_size) const {
   for (const TokenId id : stop_token_ids) {
     require(id >= 0 && id < vocab_size, "stop_token_ids", "ids in [0, " + size + ")", id);
   }
+  if (verification == Verification::typical) {
+    require(posterior_threshold > 0.0 && posterior_threshold <= 1.0, "posterior_threshold",
+            "a number in (0, 1]", posterior_threshold);
+    require(posterior_alpha > 0.0 && std::isfinite(posterior_alpha), "posterior_alpha",
+            "a finite number > 0", posterior_alpha);
+  } else {
+    const SamplingParams untouched;
+    const bool same = posterior_threshold == untouched.posterior_threshold &&
+                      posterior_alpha == untouched.posterior_alpha;
+    require(same, "posterior_threshold and posterior_alpha", "'typical' verification with them",
+            name_of(verification));
+  }
   require(prompt_logprobs >= -1 && prompt_logprobs <= vocab_size, "prompt_logprobs",
           "an integer in [-1, " + size + "] (-1 for none)", prompt_logprobs);
   require(logprobs >= -1 && logprobs <= vocab_size, "logprobs",
           "an integer in [-1, " + size + "] (-1 for none)", logprobs);
 }
 
+const char* name_of(Verification verification) {
+  switch (verification) {
+    case Verification::coupled:
+      return "coupled";
+    case Verification::rejection:
+      return "rejection";
+    case Verification::block:
+      return "block";
+    case Verification::typical:
+      return "typical";
+  }
+  return "unknown";
+}
+
 Verification verification_from_name(const std::string& name) {
-  if (name == "coupled") return Verification::coupled;
-  if (name == "rejection") return Verification::rejection;
-  if (name == "block") return Verification::block;
-  throw InvalidArgument(expected_got("verification", "coupled, rejection or block", name));
+  for (const Verification one : {Verification::coupled, Verification::rejection,
+                                 Verification::block, Verification::typical}) {
+    if (name == name_of(one)) return one;
+  }
+  throw InvalidArgument(expected_got("verification", "coupled, rejection, block or typical", name));
 }
 
 }  // namespace specrt

@@ -19,6 +19,8 @@ float finite_max(const cpu::Kernels& kernels, std::span<const float> logits, Tok
   return best.value;
 }
 
+}  // namespace
+
 cpu::NoiseKey noise_key(const SamplingParams& params, std::int64_t position,
                         std::uint32_t purpose) {
   cpu::NoiseKey key;
@@ -28,8 +30,6 @@ cpu::NoiseKey noise_key(const SamplingParams& params, std::int64_t position,
   key.purpose = purpose;
   return key;
 }
-
-}  // namespace
 
 Chooser::Chooser(const cpu::Kernels& kernels, std::int64_t vocab_size)
     : kernels_(&kernels),
@@ -195,6 +195,18 @@ void Chooser::logprobs(std::span<const float> logits, TokenId token, std::int32_
   for (const std::int32_t id : filter_.most_likely(logits, max, top)) {
     out.top.emplace_back(id,
                          static_cast<float>(double{logits[static_cast<std::size_t>(id)]} - lse));
+  }
+}
+
+void Chooser::most_likely(std::span<const float> logits, std::int64_t count,
+                          std::vector<std::pair<TokenId, float>>& out) {
+  float max = 0.0f;
+  const double lse = log_sum_exp(logits, &max);
+  out.clear();
+  for (const std::int32_t id : filter_.most_likely(logits, max, count)) {
+    const float logit = logits[static_cast<std::size_t>(id)];
+    if (std::isinf(logit)) break;
+    out.emplace_back(id, static_cast<float>(double{logit} - lse));
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/philox.h"
@@ -12,6 +13,9 @@
 #include "specrt/sampling.h"
 
 namespace specrt {
+
+/// The random stream of a purpose_word() at `position`.
+cpu::NoiseKey noise_key(const SamplingParams& params, std::int64_t position, std::uint32_t purpose);
 
 /// Chooses the next token from one row of logits: arg-max, or arg-max of the processed
 /// log-probabilities plus the position's Gumbel noise, taken as the equivalent exponential race.
@@ -54,6 +58,11 @@ class Chooser {
 
   /// Raw log-softmax of `token` and of the `top` most likely.
   void logprobs(std::span<const float> logits, TokenId token, std::int32_t top, TokenLogprobs& out);
+
+  /// The `count` most likely tokens, most likely first, each with its log-softmax. Those of no
+  /// probability are left out.
+  void most_likely(std::span<const float> logits, std::int64_t count,
+                   std::vector<std::pair<TokenId, float>>& out);
 
   /// log-softmax of one token.
   float logprob(std::span<const float> logits, TokenId token);

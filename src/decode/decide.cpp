@@ -62,9 +62,13 @@ void Decoder::Impl::choose(Sequence& s, std::span<const float> logits) {
       step_block(s, logits, position);
       return;
     }
+    if (s.verifies_typical()) {
+      step_typical(s, logits, position);
+      return;
+    }
     const std::span<const float> row = chooser.processed(logits, s.state, s.state.constraint());
     const std::int32_t node = s.walk.node();
-    if (s.params.verification == Verification::coupled || s.params.greedy()) {
+    if (s.params.follows_target_noise()) {  // with `typical`: nothing was drafted
       const TokenId token = chooser.choose(row, s.params, position);
       add_logprobs(s, logits, token, s.logprobs);
       take(s, token, s.draft.child(node, token));
@@ -117,6 +121,71 @@ void Decoder::Impl::finish_block(Sequence& s) {
   if (s.walk.running()) take(s, last, -1);
   // A stop or the limit may have come earlier.
   s.logprobs.resize(std::min(s.logprobs.size(), s.walk.emitted().size()));
+}
+
+// Logits behind a node's path, whose tokens count as history there.
+std::span<const float> Decoder::Impl::processed_at(Sequence& s, std::int32_t node,
+                                                   std::span<const float> logits) {
+  if (s.state.neutral()) return logits;
+  path.clear();
+  for (std::int32_t at = node; at >= 0; at = s.draft.parents()[static_cast<std::size_t>(at)]) {
+    path.push_back(at);
+  }
+  const auto token = [&](std::int32_t at) {
+    return s.draft.tokens()[static_cast<std::size_t>(at)];
+  };
+  for (auto at = path.rbegin(); at != path.rend(); ++at) s.state.push(token(*at));
+  const auto pop = [&] {
+    for (const std::int32_t at : path) s.state.pop(token(at));
+  };
+  try {
+    const std::span<const float> row = chooser.processed(logits, s.state, nullptr);
+    pop();
+    return row;
+  } catch (...) {
+    pop();
+    throw;
+  }
+}
+
+// Typical acceptance looks at every accepted node before it settles on a path, so the token behind
+// a node and the log-probabilities of its children are kept until then.
+void Decoder::Impl::step_typical(Sequence& s, std::span<const float> logits,
+                                 std::int64_t position) {
+  TypicalWalk& walk = s.typical;
+  const std::int32_t node = walk.node();
+  if (node >= 0) position += s.draft.depths()[static_cast<std::size_t>(node)];
+  const std::span<const float> row = processed_at(s, node, logits);
+  if (walk.leads()) {
+    s.behind = chooser.choose(row, s.params, position);
+    if (s.params.logprobs >= 0) {
+      chooser.logprobs(logits, s.behind, s.params.logprobs, s.behind_logprobs);
+    }
+  }
+  walk.step(chooser.distribution(row, s.params));
+  if (s.params.logprobs >= 0) {
+    s.node_logprobs.resize(s.draft.size());
+    for (std::size_t child = 0; child < s.draft.size(); ++child) {
+      if (s.draft.parents()[child] != node || !walk.accepted(static_cast<std::int32_t>(child))) {
+        continue;
+      }
+      chooser.logprobs(logits, s.draft.tokens()[child], s.params.logprobs, s.node_logprobs[child]);
+    }
+  }
+  if (!walk.running()) finish_typical(s);
+}
+
+void Decoder::Impl::finish_typical(Sequence& s) {
+  const bool told = s.params.logprobs >= 0;
+  for (const std::int32_t node : s.typical.path()) {
+    if (!s.walk.running()) return;
+    const auto at = static_cast<std::size_t>(node);
+    if (told) s.logprobs.push_back(s.node_logprobs[at]);
+    take(s, s.draft.tokens()[at], node);
+  }
+  if (!s.walk.running()) return;
+  if (told) s.logprobs.push_back(s.behind_logprobs);
+  take(s, s.behind, -1);
 }
 
 // Rows of this slice that stand in the sequence's prompt, each telling the token behind it.
@@ -174,7 +243,7 @@ void Decoder::Impl::walk(bool best_only) {
   std::sort(logit_rows.begin(), logit_rows.end());
   const auto vocab = static_cast<std::size_t>(runner.config().vocab_size);
   const auto row_of = [](const Sequence& s) {
-    const std::int32_t node = s.verifies_block() ? s.block.node() : s.walk.node();
+    const std::int32_t node = s.awaited();
     return node == DraftTree::kRoot ? s.root_row : s.tree_row + node;
   };
   for (std::size_t first = 0; first < logit_rows.size();) {

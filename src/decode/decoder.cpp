@@ -120,9 +120,10 @@ SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& p
   Impl& d = *impl_;
   d.require_idle("add");
   check(prompt, params);
-  if (constraint != nullptr && params.verification == Verification::block) {
-    throw UnsupportedError(
-        expected_got("verification", "coupled or rejection with a constraint", "block"));
+  if (constraint != nullptr && (params.verification == Verification::block ||
+                                params.verification == Verification::typical)) {
+    throw UnsupportedError(expected_got("verification", "coupled or rejection with a constraint",
+                                        name_of(params.verification)));
   }
   const auto length = static_cast<std::int64_t>(prompt.size());
   const std::int64_t max_length = d.max_length(length, params.max_tokens);

@@ -88,6 +88,10 @@ struct Decoder::Impl {
   void take(Sequence& sequence, TokenId token, std::int32_t child);
   void step_block(Sequence& sequence, std::span<const float> logits, std::int64_t position);
   void finish_block(Sequence& sequence);
+  void step_typical(Sequence& sequence, std::span<const float> logits, std::int64_t position);
+  void finish_typical(Sequence& sequence);
+  std::span<const float> processed_at(Sequence& sequence, std::int32_t node,
+                                      std::span<const float> logits);
   void add_logprobs(const Sequence& sequence, std::span<const float> logits, TokenId token,
                     std::vector<TokenLogprobs>& out);
   void add_prompt_logprobs(Sequence& sequence, std::span<const std::int64_t> rows,

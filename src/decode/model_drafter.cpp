@@ -1,15 +1,14 @@
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <memory>
 #include <unordered_map>
 #include <vector>
 
 #include "cpu/dispatch.h"
+#include "decode/chain_draft.h"
 #include "decode/choose.h"
 #include "decode/runner_options.h"
 #include "model/runner.h"
-#include "specrt/constraint.h"
 #include "specrt/drafter.h"
 #include "specrt/error.h"
 
@@ -110,13 +109,9 @@ class ModelDrafter final : public Drafter {
     std::int64_t agreed = 0;       // leading tokens of `cached` known to be the sequence's own
   };
   struct Active {
-    const DraftRequest* request = nullptr;
+    ChainDraft draft;
     State* state = nullptr;
-    DraftTree* tree = nullptr;
-    std::int64_t steps = 0;
     std::int64_t row = 0;
-    /// Follows the draft where the request has a grammar; then what it forbids is not even drafted.
-    std::unique_ptr<TokenConstraint> grammar;
   };
 
   void open(const DraftRequest& request, DraftTree& tree) {
@@ -144,7 +139,7 @@ class ModelDrafter final : public Drafter {
     state.cached.resize(static_cast<std::size_t>(same));
     state.agreed = same;
     runner_.cache().remember(request.id, state.context);
-    active_.push_back({&request, &state, &tree, steps, 0, nullptr});
+    active_.push_back({{&request, &tree, steps}, &state, 0});
   }
 
   // Target tokens in the draft model's own. What it has no tokens for at all is left out.
@@ -191,14 +186,14 @@ class ModelDrafter final : public Drafter {
         const auto tokens =
             std::span<const TokenId>(a.state->context)
                 .subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count));
-        runner_.add_committed(a.request->id, tokens);
+        runner_.add_committed(a.draft.request->id, tokens);
         a.state->cached.insert(a.state->cached.end(), tokens.begin(), tokens.end());
         fed_.push_back({&a, count});
       }
       if (runner_.rows() == 0) break;
       runner_.forward();
       for (const auto& [active, count] : fed_) {
-        runner_.advance(active->request->id, count, active->state->context);
+        runner_.advance(active->draft.request->id, count, active->state->context);
       }
     }
   }
@@ -209,10 +204,10 @@ class ModelDrafter final : public Drafter {
     for (Active& a : active_) {
       TokenId token = a.state->context.back();
       if (step > 0) {
-        token = a.tree->tokens().back();
+        token = a.draft.tree->tokens().back();
         if (map_ != nullptr) token = map_->draft_of_target[static_cast<std::size_t>(token)];
       }
-      a.row = runner_.add_committed(a.request->id, std::span(&token, 1));
+      a.row = runner_.add_committed(a.draft.request->id, std::span(&token, 1));
       a.state->cached.push_back(token);
     }
     runner_.forward();
@@ -220,7 +215,7 @@ class ModelDrafter final : public Drafter {
     // stays.
     for (Active& a : active_) {
       const auto known = static_cast<std::int64_t>(a.state->context.size());
-      runner_.advance_keeping(a.request->id, 1, known - 1);
+      runner_.advance_keeping(a.draft.request->id, 1, known - 1);
     }
     for (std::size_t first = 0; first < active_.size();) {
       const std::size_t last =
@@ -230,70 +225,16 @@ class ModelDrafter final : public Drafter {
       const std::span<const float> logits = runner_.logits(rows_);
       for (std::size_t i = first; i < last; ++i) {
         Active& a = active_[i];
-        const auto row =
-            by_target_id(logits.subspan((i - first) * static_cast<std::size_t>(draft_vocab_),
-                                        static_cast<std::size_t>(draft_vocab_)));
-        try {
-          draw(a, row, static_cast<std::int64_t>(a.request->tokens.size()) + step);
-        } catch (const Error&) {
-          // A draft model that has gone NaN, or a grammar that gives up or leaves the draft model
-          // nothing to say, costs drafts, not the request.
-          a.steps = 0;
-        }
+        a.draft.draw(chooser_, by_target_id(logits.subspan(
+                                   (i - first) * static_cast<std::size_t>(draft_vocab_),
+                                   static_cast<std::size_t>(draft_vocab_))));
       }
       first = last;
     }
     for (const Active& a : active_) {
-      if (step + 1 >= a.steps) forget_guesses(a);
+      if (step + 1 >= a.draft.steps) a.draft.forget_guesses();
     }
-    std::erase_if(active_, [&](const Active& a) { return step + 1 >= a.steps; });
-  }
-
-  // The next token of the chain. Coupled: with the target's own noise, so that both choose alike as
-  // often as they can. Rejection: a sample of its own, with the law that it came from.
-  void draw(Active& a, std::span<const float> logits, std::int64_t position) {
-    LogitsState* state = a.request->logits;
-    const SamplingParams& params = *a.request->sampling;
-    const std::span<const float> row =
-        state == nullptr ? logits : chooser_.processed(logits, *state, grammar_of(a));
-    const auto parent = static_cast<std::int32_t>(a.tree->size()) - 1;
-    TokenId token = 0;
-    float log_prob = 0.0f;
-    if (params.verification == Verification::coupled || params.greedy()) {
-      token = chooser_.choose(row, params, position);
-      log_prob = chooser_.logprob(logits, token);
-    } else {
-      const std::span<const float> law = chooser_.distribution(row, params);
-      const auto start = static_cast<std::int64_t>(a.request->tokens.size());
-      const std::uint32_t purpose = params.verification == Verification::block
-                                        ? purpose_word(Purpose::draft, start)
-                                        : purpose_word(Purpose::draft);
-      token = chooser_.draw(law, params, position, purpose);
-      log_prob = std::log(law[static_cast<std::size_t>(token)]);
-      a.tree->set_draw(Draw::without_replacement);
-      a.tree->set_distribution(parent, law);
-    }
-    a.tree->add(token, parent, log_prob);
-    if (state != nullptr) state->push(token);
-    if (a.grammar == nullptr) return;
-    a.grammar->advance(token);
-    if (a.grammar->finished()) a.steps = 0;
-  }
-
-  // The grammar at the end of the draft so far.
-  static TokenConstraint* grammar_of(Active& a) {
-    TokenConstraint* const own = a.request->logits->constraint();
-    if (own != nullptr && a.grammar == nullptr) a.grammar = own->fork();
-    return a.grammar.get();
-  }
-
-  // Guesses were pushed only to process the logits behind them.
-  static void forget_guesses(const Active& a) {
-    if (a.request->logits == nullptr) return;
-    const std::span<const TokenId> tokens = a.tree->tokens();
-    for (auto token = tokens.rbegin(); token != tokens.rend(); ++token) {
-      a.request->logits->pop(*token);
-    }
+    std::erase_if(active_, [&](const Active& a) { return step + 1 >= a.draft.steps; });
   }
 
   struct Fed {

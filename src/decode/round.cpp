@@ -18,7 +18,7 @@ double seconds_since(Clock::time_point start) {
 // What verification relies on, so that a drafter's mistake ends its own request and no other.
 void check_draft(const DraftTree& draft, const SamplingParams& params, std::int64_t vocab_size) {
   draft.check_vocabulary(vocab_size);
-  if (params.verification == Verification::coupled || params.greedy()) return;
+  if (params.follows_target_noise()) return;  // no law of a draft is believed
   const auto size = static_cast<std::int32_t>(draft.size());
   if (params.verification == Verification::block) {
     for (std::int32_t node = 0; node < size; ++node) {
@@ -90,7 +90,7 @@ void Decoder::Impl::propose() {
       Sequence& s = *drafting[i];
       // The pass itself yields one token, so depths beyond tokens_left - 1 have no use.
       requests.push_back({s.id, s.tokens, s.planned, std::min(s.planned, s.tokens_left() - 1),
-                          &s.params, &s.state});
+                          &s.params, &s.state, &runner});
       drafts[i - first].clear();
     }
     const std::span<DraftTree> out(drafts.data(), last - first);
@@ -156,6 +156,7 @@ void Decoder::Impl::lay_out(Sequence& s) {
   if (!s.wants_choice) return;
   s.walk.start(s.tokens_left());
   if (s.verifies_block()) s.block.start(s.draft);
+  if (s.verifies_typical()) s.typical.start(s.draft, s.params);
 }
 
 void Decoder::begin_round(const Plan& plan) {

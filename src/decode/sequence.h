@@ -6,6 +6,7 @@
 
 #include "decode/logits_state.h"
 #include "decode/rejection.h"
+#include "decode/typical.h"
 #include "decode/verify.h"
 #include "specrt/decoder.h"
 
@@ -35,6 +36,10 @@ struct Sequence {
   TreeWalk walk;
   BlockWalk block;
   std::vector<float> last_logits;  // block verification with logprobs: of the last accepted node
+  TypicalWalk typical;
+  TokenId behind = 0;  // typical acceptance: the token behind the leading node
+  TokenLogprobs behind_logprobs;
+  std::vector<TokenLogprobs> node_logprobs;  // typical acceptance: of accepted nodes
   std::int64_t root_row = 0;
   std::int64_t tree_row = 0;
   bool captured = false;
@@ -50,6 +55,14 @@ struct Sequence {
   bool is_stop(TokenId token) const;
   bool verifies_block() const {
     return params.verification == Verification::block && !params.greedy() && !draft.empty();
+  }
+  bool verifies_typical() const {
+    return params.verification == Verification::typical && !params.greedy() && !draft.empty();
+  }
+  /// The node whose logits its walk waits for.
+  std::int32_t awaited() const {
+    if (verifies_block()) return block.node();
+    return verifies_typical() ? typical.node() : walk.node();
   }
   /// Whether a choice looks at nothing but the largest of the raw logits.
   bool wants_best_only() const {

@@ -127,7 +127,7 @@ void ModelConfig::check() const {
 
 namespace {
 
-constexpr std::int64_t kAlign = 64;
+std::int64_t aligned_bytes(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 class LayoutMaker {
  public:
@@ -200,7 +200,7 @@ class LayoutMaker {
   }
   void add(const std::string& name, WeightEntry entry) {
     entry.offset = layout_.bytes;
-    layout_.bytes += (entry.bytes + kAlign - 1) / kAlign * kAlign;
+    layout_.bytes += aligned_bytes(entry.bytes);
     layout_.entries.emplace(name, entry);
   }
   // A mistake in the head costs more than one elsewhere, and embeddings are often read from it.
@@ -278,6 +278,25 @@ WeightLayout weight_layout(const ModelConfig& config, Precision precision) {
         expected_got("w8a8", "layers of at most 131072 inputs", std::to_string(widest)));
   }
   return LayoutMaker(config, precision).make();
+}
+
+WeightLayout layout_beside(WeightLayout layout, const WeightLayout& other) {
+  std::erase_if(layout.entries, [&](const auto& named) {
+    const auto& [name, entry] = named;
+    const auto found = other.entries.find(name);
+    return found != other.entries.end() && found->second.kind == entry.kind &&
+           found->second.n == entry.n && found->second.k == entry.k &&
+           found->second.precision == entry.precision;
+  });
+  std::erase_if(layout.targets, [&](const auto& named) {
+    return layout.entries.find(named.second.entry) == layout.entries.end();
+  });
+  layout.bytes = 0;
+  for (auto& [name, entry] : layout.entries) {
+    entry.offset = layout.bytes;
+    layout.bytes += aligned_bytes(entry.bytes);
+  }
+  return layout;
 }
 
 std::int64_t weight_bytes(const ModelConfig& config, Precision precision) {

@@ -284,11 +284,10 @@ void Runner::plan_attention() {
   }
 }
 
-void Runner::forward() {
+void Runner::forward(std::int64_t layers) {
   if (rows_ == 0) return;
   plan_attention();
   embed(x_);
-  const std::int64_t layers = model_.config().num_layers;
   for (std::int64_t i = 0; i < layers; ++i) {
     keep_features(i);
     layer(i);

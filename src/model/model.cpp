@@ -14,20 +14,29 @@
 
 namespace specrt {
 
+const WeightEntry* ModelData::find_entry(const std::string& name, const std::byte** at) const {
+  const auto found = layout.entries.find(name);
+  if (found == layout.entries.end()) {
+    return shared == nullptr ? nullptr : shared->find_entry(name, at);
+  }
+  *at = arena() + found->second.offset;
+  return &found->second;
+}
+
 void ModelData::resolve() {
-  const std::byte* base = arena();
   const auto matrix = [&](const std::string& name) {
-    const WeightEntry& entry = layout.entries.at(name);
-    return Matrix{base + entry.offset, entry.n, entry.k, entry.precision};
+    const std::byte* at = nullptr;
+    const WeightEntry* entry = find_entry(name, &at);
+    if (entry == nullptr) throw InternalError("[model] expected the matrix " + name + ", got none");
+    return Matrix{at, entry->n, entry->k, entry->precision};
   };
   const auto vector = [&](const std::string& name) -> const float* {
-    const auto found = layout.entries.find(name);
-    if (found == layout.entries.end()) return nullptr;
-    return reinterpret_cast<const float*>(base + found->second.offset);
+    const std::byte* at = nullptr;
+    return find_entry(name, &at) == nullptr ? nullptr : reinterpret_cast<const float*>(at);
   };
   const bool drafts = config.head.kind != HeadKind::none;
   const bool table = drafts ? config.head.own_embedding : !config.tied_embeddings;
-  embedding = table ? base + layout.entries.at("embedding").offset : nullptr;
+  embedding = table ? matrix("embedding").data : nullptr;
   head = drafts && !config.head.own_lm_head ? Matrix{} : matrix("lm_head");
   if (layout.entries.count("fc") != 0) fc = matrix("fc");
   fc_bias = vector("fc.bias");

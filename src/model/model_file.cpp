@@ -191,6 +191,9 @@ void Model::save(const std::string& path) const {
   if (config().head.kind != HeadKind::none) {
     throw UnsupportedError("[save] expected a model of its own, got a draft head");
   }
+  if (data_->shared != nullptr) {
+    throw InvalidArgument("[save] expected a model of its own weights, got one that shares them");
+  }
   const std::string header = config_to_text(config(), precision());
   const auto header_bytes = static_cast<std::int64_t>(header.size());
   const std::string temporary = path + ".tmp" + std::to_string(::getpid());

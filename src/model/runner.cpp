@@ -313,6 +313,30 @@ std::int64_t Runner::add_tree(SequenceId id, const DraftTree& tree) {
   return first;
 }
 
+std::int64_t Runner::add_node(SequenceId id, TokenId token, std::span<const std::int32_t> path) {
+  const std::int64_t position = cache_.length(id) + std::ssize(path);
+  if (rows_ >= max_rows_ || scratch_used_ >= max_rows_ || position >= max_model_len_) {
+    throw CapacityError(expected_got("pass",
+                                     "at most " + std::to_string(max_rows_) + " nodes and " +
+                                         std::to_string(max_model_len_) + " positions",
+                                     "more"));
+  }
+  const auto row = static_cast<std::size_t>(rows_++);
+  const auto scratch = static_cast<std::int32_t>(scratch_used_++);
+  tokens_[row] = token;
+  positions_[row] = static_cast<std::int32_t>(position);
+  for (std::size_t g = 0; g < slots_.size(); ++g) {
+    slots_[g][row] = cache_.scratch_slot(static_cast<std::int64_t>(g), scratch);
+  }
+  scratch_index_[row] = scratch;
+  owners_[row] = id;
+  path_begin_[row] = static_cast<std::int64_t>(paths_.size());
+  path_length_[row] = std::ssize(path) + 1;
+  paths_.insert(paths_.end(), path.begin(), path.end());
+  paths_.push_back(scratch);
+  return static_cast<std::int64_t>(row);
+}
+
 void Runner::capture(std::int64_t first, std::int64_t count) {
   for (std::int64_t row = first; row < first + count; ++row) captured_rows_.push_back(row);
 }

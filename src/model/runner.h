@@ -56,6 +56,7 @@ class Runner {
   static std::int64_t longest_in_blocks(const ModelConfig& config, const RunnerOptions& options);
 
   const ModelConfig& config() const { return model_.config(); }
+  const Model& model() const { return model_; }
   const cpu::Kernels& kernels() const { return *kernels_; }
   KvCache& cache() { return cache_; }
   const KvCache& cache() const { return cache_; }
@@ -91,8 +92,18 @@ class Runner {
   const float* captured(std::int64_t layer) const;
   const float* captured_normed() const { return normed_features_; }
 
-  void forward();
-  /// The same with these values, [rows, hidden], for the embeddings of the pass's tokens; keeps
+  /// Another pass of nodes behind those of the passes since begin(), in scratch slots of their own.
+  void begin_behind() { rows_ = 0; }
+  /// A row for a node that drafts ahead of the pass that will check it: `token` stands behind the
+  /// sequence's committed positions and the nodes of `path` (scratch indices, the first one right
+  /// behind what is committed). Returns the row; path and scratch_of(row) make the path of what
+  /// comes next.
+  std::int64_t add_node(SequenceId id, TokenId token, std::span<const std::int32_t> path);
+
+  void forward() { forward(model_.config().num_layers); }
+  /// Only the first layers: logits() then tells what norm and head make of their output.
+  void forward(std::int64_t layers);
+  /// All of them with these values, [rows, hidden], for the embeddings of the pass's tokens; keeps
   /// what the matrices of every layer read. `trace` was empty.
   void forward_traced(std::span<const float> stream, LayerTrace& trace);
 

@@ -46,6 +46,10 @@ struct WeightLayout {
 std::int64_t head_inputs(const ModelConfig& config);
 WeightLayout weight_layout(const ModelConfig& config, Precision precision);
 
+/// The part of a layout that `other` lacks: entries of which it has none of the same kind, shape
+/// and precision. Offsets and bytes are those of an arena for them alone.
+WeightLayout layout_beside(WeightLayout layout, const WeightLayout& other);
+
 struct Matrix {
   const void* data = nullptr;
   std::int64_t n = 0;
@@ -75,6 +79,7 @@ struct ModelData {
   Precision precision = Precision::f32;
   WeightLayout layout;
   Buffer buffer;
+  std::shared_ptr<const ModelData> shared;  ///< whose arena has what `layout` lacks; mostly null
   std::int64_t arena_offset = 0;      ///< of the arena in the buffer (a mapped file has a header)
   std::map<std::string, bool> given;  ///< while building: which tensors have come
   std::unique_ptr<InputMoments> moments;  ///< while building int4, else null
@@ -95,6 +100,8 @@ struct ModelData {
 
   std::byte* arena() { return buffer.data() + arena_offset; }
   const std::byte* arena() const { return buffer.data() + arena_offset; }
+  /// An entry, here or in `shared`, and where it lies; null where there is none.
+  const WeightEntry* find_entry(const std::string& name, const std::byte** at) const;
   /// Points the fields above into the arena.
   void resolve();
 };

@@ -518,7 +518,6 @@ def test_context_manager(l2: Path) -> None:
         ("kv_cache_dtype", "fp8_e5m2", InvalidArgumentError),
         ("kv_cache_dtype", "", InvalidArgumentError),
         ("kv_cache_dtype", None, InvalidArgumentError),
-        ("verification", "typical", UnsupportedError),
         ("verification", "exact", InvalidArgumentError),
         ("verification", None, InvalidArgumentError),
         ("cpu_isa", "neon", InvalidArgumentError),
@@ -541,7 +540,7 @@ def test_settings_tell_what_runs(l2: Path) -> None:
         assert engine.kv_cache_dtype == "float32"
         assert engine.max_model_len == 160
         assert engine.verification == "coupled"
-    for verification in ("coupled", "rejection", "block"):
+    for verification in ("coupled", "rejection", "block", "typical"):
         with Engine(l2, "ngram", verification=verification, **SMALL) as engine:
             assert engine.verification == verification
     for isa in specrt.available_cpu_isas():

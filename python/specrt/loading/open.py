@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -77,10 +77,13 @@ def open_checkpoint(
     return _open_folder(name, folder, dtype, max_model_len)
 
 
-def find_folder(target: str | os.PathLike[str], *, weights: bool = True) -> Path:
+def find_folder(
+    target: str | os.PathLike[str], *, weights: bool = True, files: Sequence[str] | None = None
+) -> Path:
     """A local folder, or a hub repository's snapshot in the hub's own cache.
 
-    Without `weights`, only configs and tokenizer files are fetched. Raises LoadError.
+    Without `weights`, only configs and tokenizer files are fetched; `files` are those of weights,
+    the best first, where they are not a model's. Raises LoadError.
     """
     name = os.fspath(target)
     path = Path(name).expanduser()
@@ -101,6 +104,12 @@ def find_folder(target: str | os.PathLike[str], *, weights: bool = True) -> Path
 
     if not weights:
         return fetch(_SMALL_FILES)
+    if files is not None:
+        for file in files:
+            folder = fetch([*_SMALL_FILES, file])
+            if (folder / file).is_file():
+                break
+        return folder
     folder = fetch([*_SMALL_FILES, "model*.safetensors"])
     if not list(folder.glob("*.safetensors")):
         folder = fetch([*_SMALL_FILES, "pytorch_model*.bin"])

@@ -1,0 +1,215 @@
+"""What an engine drafts with: from a description to the core, one class for each way there.
+
+A part is made in four steps, as the engine is: opened (headers alone, which tells its memory),
+loaded, made over the target's weights, closed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from .assembly import check_tree, draft_tokens_of, open_draft, vocabulary_map
+from .drafters import MTP, AnyDrafter, Drafter, DraftModel, Eagle, Medusa, NGram, SelfDraft
+from .heads import open_head
+from .planning import (
+    MEDUSA_FEATURES,
+    DrafterShape,
+    Features,
+    Sizes,
+    check_positive,
+    layers_use,
+    medusa_use,
+    self_draft_shape,
+)
+
+if TYPE_CHECKING:
+    from .loaded import Opened
+
+__all__ = ["Asked", "Frame", "Part", "open_part"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The engine's arguments that drafters depend on."""
+
+    draft_tokens: int | None
+    max_model_len: int | None
+    max_batch_size: int
+    verification: str
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What the core's drafters are made in."""
+
+    target: _core.Model
+    opened: Opened
+    sizes: Sizes
+    team: _core.ThreadTeam
+    isa: str
+    check_invariants: bool
+
+    def own_cache(self) -> dict[str, Any]:
+        """Arguments of a drafter that has a KV cache of its own."""
+        sizes = self.sizes
+        return {
+            **sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len),
+            "team": self.team,
+            "cpu_isa": self.isa,
+            "check_invariants": self.check_invariants,
+        }
+
+
+class Part:
+    """Of nothing but the texts: n-grams."""
+
+    shape: DrafterShape | None = None
+    """Of what has a KV cache of its own."""
+    fixed: _core.MemoryUse | None = None
+    """What it takes without one."""
+    features = Features()
+
+    def __init__(self, spec: AnyDrafter, asked: Asked) -> None:
+        self.spec = spec
+        self.draft_tokens = draft_tokens_of(spec, asked.draft_tokens)
+
+    def load(self) -> None:
+        """Read its weights, before the target's checkpoint is let go."""
+
+    def make(self, frame: Frame) -> _core.CoreDrafter | Drafter:
+        spec = self.spec
+        if isinstance(spec, NGram):
+            return _core.make_ngram_drafter(
+                min_match=spec.prompt_lookup_min,
+                max_match=spec.prompt_lookup_max,
+                most_recent=spec.most_recent,
+            )
+        assert isinstance(spec, Drafter)
+        return spec
+
+    def close(self) -> None:
+        pass
+
+
+class ModelPart(Part):
+    """A smaller model."""
+
+    def __init__(self, spec: DraftModel, opened: Opened, asked: Asked) -> None:
+        super().__init__(spec, asked)
+        self.opened = open_draft(spec, opened, asked.max_model_len)
+        try:
+            self.vocabulary = vocabulary_map(opened, self.opened)
+        except BaseException:
+            self.opened.close()
+            raise
+        self.shape = self.opened.shape
+
+    def load(self) -> None:
+        self.model = self.opened.load()
+
+    def make(self, frame: Frame) -> _core.CoreDrafter:
+        known = self.vocabulary
+        return _core.make_model_drafter(
+            self.model,
+            target_vocab_size=frame.opened.shape.config.vocab_size,
+            vocabulary=None if known is None else (known.draft_of_target, known.pieces),
+            **frame.own_cache(),
+        )
+
+    def close(self) -> None:
+        self.opened.close()
+
+
+class SelfPart(Part):
+    """The target itself."""
+
+    def __init__(self, spec: SelfDraft, opened: Opened, asked: Asked) -> None:
+        super().__init__(spec, asked)
+        self.layers = spec.layers
+        self.rounded = self_draft_shape(spec, opened.shape)
+        self.shape = self.rounded
+        self.fixed = layers_use(spec, opened.shape)
+
+    def make(self, frame: Frame) -> _core.CoreDrafter:
+        if self.rounded is None:
+            assert self.layers is not None
+            return _core.make_layers_drafter(frame.target, layers=self.layers, cpu_isa=frame.isa)
+        return _core.make_model_drafter(
+            _core.make_self_draft(
+                frame.target, self.rounded.dtype, self.rounded.config.num_layers
+            ),
+            target_vocab_size=frame.opened.shape.config.vocab_size,
+            vocabulary=None,
+            **frame.own_cache(),
+        )
+
+
+class HeadPart(Part):
+    """A head of EAGLE's, or the target's own module."""
+
+    def __init__(self, spec: Eagle | MTP, opened: Opened, asked: Asked) -> None:
+        super().__init__(spec, asked)
+        self.head = open_head(
+            spec, opened.shape, opened.checkpoint, self.draft_tokens, asked.max_model_len
+        )
+        self.shape = self.head.shape
+        self.features = self.head.shape.features
+
+    def load(self) -> None:
+        self.model = self.head.load()
+
+    def make(self, frame: Frame) -> _core.CoreDrafter:
+        return self.head.drafter(
+            self.model, frame.target, frame.sizes, frame.team, frame.isa, frame.check_invariants
+        )
+
+    def close(self) -> None:
+        self.head.close()
+
+
+class MedusaPart(Part):
+    """Medusa's heads."""
+
+    features = MEDUSA_FEATURES
+
+    def __init__(self, spec: Medusa, opened: Opened, asked: Asked) -> None:
+        super().__init__(spec, asked)
+        check_positive(max_batch_size=asked.max_batch_size)
+        self.checkpoint, self.tree = spec.open(opened.shape.config, opened.shape.dtype)
+        try:
+            check_tree(self.tree, asked.verification)
+            self.draft_tokens = draft_tokens_of(spec, asked.draft_tokens, self.tree)
+            self.fixed = medusa_use(self.checkpoint, asked.max_batch_size)
+        except BaseException:
+            self.checkpoint.close()
+            raise
+
+    def load(self) -> None:
+        self.heads = self.checkpoint.load()
+
+    def make(self, frame: Frame) -> _core.CoreDrafter:
+        return _core.make_medusa_drafter(
+            self.heads,
+            tree=self.tree,
+            max_batch_size=frame.sizes.max_batch_size,
+            team=frame.team,
+            cpu_isa=frame.isa,
+        )
+
+    def close(self) -> None:
+        self.checkpoint.close()
+
+
+def open_part(spec: AnyDrafter, opened: Opened, asked: Asked) -> Part:
+    """Open and check a drafter for a target. Raises as `Engine` does."""
+    if isinstance(spec, DraftModel):
+        return ModelPart(spec, opened, asked)
+    if isinstance(spec, SelfDraft):
+        return SelfPart(spec, opened, asked)
+    if isinstance(spec, (Eagle, MTP)):
+        return HeadPart(spec, opened, asked)
+    if isinstance(spec, Medusa):
+        return MedusaPart(spec, opened, asked)
+    return Part(spec, asked)

@@ -14,6 +14,7 @@ set(specrt_sources
     src/core/prefix_index.cpp
     src/core/sampling_params.cpp
     src/core/suffix_index.cpp
+    src/core/suffix_trie.cpp
     src/core/types.cpp
     src/cpu/detect.cpp
     src/cpu/dispatch.cpp

@@ -23,17 +23,21 @@ set(specrt_sources
     src/cpu/scalar.cpp
     src/cpu/thread_pool.cpp
     src/cpu/thread_team.cpp
+    src/decode/acceptance.cpp
     src/decode/choose.cpp
     src/decode/decide.cpp
     src/decode/decoder.cpp
     src/decode/filter.cpp
     src/decode/logits_state.cpp
+    src/decode/merge_drafter.cpp
     src/decode/model_drafter.cpp
     src/decode/ngram_drafter.cpp
     src/decode/plan.cpp
     src/decode/rejection.cpp
     src/decode/round.cpp
     src/decode/sequence.cpp
+    src/decode/suffix_cache.cpp
+    src/decode/suffix_drafter.cpp
     src/decode/verify.cpp
     src/model/attention_plan.cpp
     src/model/buffer.cpp

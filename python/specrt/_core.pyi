@@ -18,17 +18,22 @@ __all__: list[str] = [
     "ModelBuilder",
     "ModelConfig",
     "SequenceCounters",
+    "SourceCounters",
+    "SuffixCache",
     "ThreadTeam",
     "TokenConstraint",
     "available_cpu_isas",
     "cpu_isa",
     "default_thread_count",
     "kv_cache_bytes_for",
+    "make_merge_drafter",
     "make_model_drafter",
     "make_ngram_drafter",
     "make_python_constraint",
     "make_python_drafter",
+    "make_suffix_drafter",
     "memory_of",
+    "plan_braked",
     "plan_fixed",
     "quantise_compensated",
     "resolve_cpu_isa",
@@ -265,6 +270,79 @@ class CoreDrafter:
     def name(self) -> str: ...
 
 
+class SuffixCache:
+    """
+    Responses of earlier requests, for the suffix drafters of one or more engines with one vocabulary; the oldest give way. Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_depth: typing.SupportsInt | typing.SupportsIndex = 24,
+        max_requests: typing.SupportsInt | typing.SupportsIndex = 10000,
+        max_tokens: typing.SupportsInt | typing.SupportsIndex = 262144,
+    ) -> None:
+        """
+        max_depth bounds a match and its draft together, the others what is kept.
+        """
+
+    def add(
+        self, response: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ) -> None:
+        """
+        Keeps the token ids of a response.
+        """
+
+    def check_invariants(self) -> None:
+        """
+        For tests.
+        """
+
+    def set_vocabulary(self, size: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Says of which vocabulary the responses are; raises where another one was said before.
+        """
+
+    @property
+    def bytes(self) -> int:
+        """
+        Memory held.
+        """
+
+    @property
+    def max_bytes(self) -> int:
+        """
+        What `bytes` can come to.
+        """
+
+    @property
+    def max_depth(self) -> int: ...
+    @property
+    def requests(self) -> int:
+        """
+        Responses kept.
+        """
+
+    @property
+    def tokens(self) -> int:
+        """
+        Tokens of them.
+        """
+
+
+class SourceCounters:
+    """
+    What one drafter's nodes came to.
+    """
+
+    @property
+    def accepted(self) -> int: ...
+    @property
+    def drafted(self) -> int: ...
+    @property
+    def source(self) -> str: ...
+
+
 class SequenceCounters:
     """
     Counters of one sequence.
@@ -298,6 +376,8 @@ class SequenceCounters:
     def rounds(self) -> int: ...
     @property
     def sample_seconds(self) -> float: ...
+    @property
+    def sources(self) -> list[SourceCounters]: ...
     @property
     def tokens(self) -> int: ...
     @property
@@ -361,6 +441,15 @@ class Decoder:
         """
 
     def check_invariants(self) -> None: ...
+    def draft_limit(
+        self,
+        id: typing.SupportsInt | typing.SupportsIndex,
+        most: typing.SupportsInt | typing.SupportsIndex,
+    ) -> int:
+        """
+        How many of `most` draft nodes are worth asking for, by this sequence's drafts so far.
+        """
+
     def finish_round(
         self,
     ) -> list[
@@ -466,6 +555,11 @@ def kv_cache_bytes_for(
     """
 
 
+def make_merge_drafter(
+    parts: collections.abc.Sequence[CoreDrafter],
+    *,
+    target_bytes: typing.SupportsInt | typing.SupportsIndex,
+) -> CoreDrafter: ...
 def make_model_drafter(
     model: Model,
     *,
@@ -493,6 +587,7 @@ def make_ngram_drafter(
     min_match: typing.SupportsInt | typing.SupportsIndex,
     max_match: typing.SupportsInt | typing.SupportsIndex,
     most_recent: bool = True,
+    num_candidates: typing.SupportsInt | typing.SupportsIndex = 1,
 ) -> CoreDrafter: ...
 def make_python_constraint(object: typing.Any) -> TokenConstraint:
     """
@@ -506,6 +601,15 @@ def make_python_drafter(object: typing.Any) -> CoreDrafter:
     """
 
 
+def make_suffix_drafter(
+    *,
+    max_tree_depth: typing.SupportsInt | typing.SupportsIndex,
+    max_spec_factor: typing.SupportsFloat | typing.SupportsIndex,
+    max_spec_offset: typing.SupportsFloat | typing.SupportsIndex,
+    min_token_prob: typing.SupportsFloat | typing.SupportsIndex,
+    use_tree_spec: bool,
+    cache: SuffixCache | None = None,
+) -> CoreDrafter: ...
 def memory_of(
     config: ModelConfig,
     dtype: str,
@@ -520,6 +624,14 @@ def memory_of(
 ) -> MemoryUse:
     """
     What a Decoder of these options takes, before it is made.
+    """
+
+
+def plan_braked(
+    decoder: Decoder, num_speculative_tokens: typing.SupportsInt | typing.SupportsIndex
+) -> list[tuple[int, int]]:
+    """
+    The same, but each sequence gets its draft_limit() of that number.
     """
 
 

@@ -6,13 +6,15 @@ import warnings
 from typing import Any
 
 from . import _core
-from .drafters import AnyDrafter, DraftModel, NGram
+from .drafters import AnyDrafter, Drafter, DraftModel, Merge, NGram, Suffix
 from .errors import InvalidArgumentError, UnsupportedError
 from .loaded import Opened, open_target
 from .planning import Sizes
 from .text import VocabularyMap, map_vocabulary
 
 __all__ = [
+    "POLICIES",
+    "OwnDrafter",
     "check_full_drafts",
     "check_options",
     "draft_tokens_of",
@@ -22,7 +24,13 @@ __all__ = [
 ]
 
 
-def check_options(*, device: Any, verification: Any, cpu_isa: Any, **flags: Any) -> str:
+POLICIES = {"brake": _core.plan_braked, "fixed": _core.plan_fixed}
+"""How many draft tokens each request gets in a round."""
+
+
+def check_options(
+    *, device: Any, verification: Any, policy: Any, cpu_isa: Any, **flags: Any
+) -> str:
     """The instruction-set level to run. Raises as `Engine` does."""
     if device not in ("auto", "cpu"):
         if isinstance(device, str) and (device == "cuda" or device.startswith("cuda:")):
@@ -34,6 +42,8 @@ def check_options(*, device: Any, verification: Any, cpu_isa: Any, **flags: Any)
         raise InvalidArgumentError(
             f"[verification] expected 'coupled', 'rejection' or 'block', got {verification!r}"
         )
+    if not isinstance(policy, str) or policy not in POLICIES:
+        raise InvalidArgumentError(f"[policy] expected 'brake' or 'fixed', got {policy!r}")
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise InvalidArgumentError(f"[{name}] expected True or False, got {flag!r}")
@@ -114,6 +124,43 @@ def vocabulary_map(target: Opened, draft: Opened) -> VocabularyMap | None:
     return mapped
 
 
+class OwnDrafter:
+    """An engine's drafter as its requests get it.
+
+    A drafter in Python gets a wrapper for each request, to keep its errors apart, and so does a
+    `Merge` that has one among its parts; all else is shared.
+    """
+
+    def __init__(
+        self, parts: list[_core.CoreDrafter | Drafter], merged: bool, target_bytes: int
+    ) -> None:
+        self._parts = parts
+        self._merged = merged
+        self._target_bytes = target_bytes
+        alone = not any(isinstance(part, Drafter) for part in parts)
+        made = self._make()  # which also checks
+        self._shared = made if alone else None
+
+    def _make(self) -> _core.CoreDrafter:
+        parts = [
+            _core.make_python_drafter(part) if isinstance(part, Drafter) else part
+            for part in self._parts
+        ]
+        if not self._merged:
+            return parts[0]
+        return _core.make_merge_drafter(parts, target_bytes=self._target_bytes)
+
+    def for_request(self) -> _core.CoreDrafter:
+        return self._shared if self._shared is not None else self._make()
+
+    @property
+    def memory(self) -> list[_core.MemoryUse]:
+        """Of each part."""
+        if self._shared is not None:
+            return [self._shared.memory]
+        return [part.memory for part in self._parts if not isinstance(part, Drafter)]
+
+
 def make_drafter(
     spec: AnyDrafter | None,
     draft_model: _core.Model | None,
@@ -123,26 +170,60 @@ def make_drafter(
     team: _core.ThreadTeam,
     isa: str,
     check_invariants: bool,
-) -> _core.CoreDrafter | None:
+    target_bytes: int,
+) -> OwnDrafter | None:
     if spec is None:
         return None
-    if isinstance(spec, NGram):
-        return _core.make_ngram_drafter(
-            min_match=spec.prompt_lookup_min,
-            max_match=spec.prompt_lookup_max,
-            most_recent=spec.most_recent,
+    vocab_size = target.shape.config.vocab_size
+
+    def make(part: AnyDrafter) -> _core.CoreDrafter | Drafter:
+        if isinstance(part, NGram):
+            return _core.make_ngram_drafter(
+                min_match=part.prompt_lookup_min,
+                max_match=part.prompt_lookup_max,
+                most_recent=part.most_recent,
+                num_candidates=part.num_candidates,
+            )
+        if isinstance(part, Suffix):
+            return _make_suffix(part, vocab_size)
+        if isinstance(part, DraftModel):
+            assert draft_model is not None
+            return _core.make_model_drafter(
+                draft_model,
+                target_vocab_size=vocab_size,
+                **sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len),
+                vocabulary=(
+                    None
+                    if vocabulary is None
+                    else (vocabulary.draft_of_target, vocabulary.pieces)
+                ),
+                team=team,
+                cpu_isa=isa,
+                check_invariants=check_invariants,
+            )
+        assert isinstance(part, Drafter)
+        return part
+
+    merged = isinstance(spec, Merge)
+    parts = spec.parts if isinstance(spec, Merge) else [spec]
+    return OwnDrafter([make(part) for part in parts], merged, target_bytes)
+
+
+def _make_suffix(spec: Suffix, vocab_size: int) -> _core.CoreDrafter:
+    cache = spec.cache
+    if cache is None and spec.suffix_decoding_max_cached_requests > 0:
+        cache = _core.SuffixCache(
+            max_depth=spec.suffix_decoding_max_tree_depth,
+            max_requests=spec.suffix_decoding_max_cached_requests,
+            max_tokens=spec.suffix_decoding_max_cached_tokens,
         )
-    if isinstance(spec, DraftModel):
-        assert draft_model is not None
-        return _core.make_model_drafter(
-            draft_model,
-            target_vocab_size=target.shape.config.vocab_size,
-            **sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len),
-            vocabulary=(
-                None if vocabulary is None else (vocabulary.draft_of_target, vocabulary.pieces)
-            ),
-            team=team,
-            cpu_isa=isa,
-            check_invariants=check_invariants,
-        )
-    return _core.make_python_drafter(spec)
+    if cache is not None:
+        cache.set_vocabulary(vocab_size)
+    return _core.make_suffix_drafter(
+        max_tree_depth=spec.suffix_decoding_max_tree_depth,
+        max_spec_factor=float(spec.suffix_decoding_max_spec_factor),
+        max_spec_offset=float(spec.suffix_decoding_max_spec_offset),
+        min_token_prob=float(spec.suffix_decoding_min_token_prob),
+        use_tree_spec=spec.suffix_decoding_use_tree_spec,
+        cache=cache,
+    )

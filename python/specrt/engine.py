@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from . import _core
 from .assembly import (
+    POLICIES,
+    OwnDrafter,
     check_full_drafts,
     check_options,
     draft_tokens_of,
@@ -20,7 +22,7 @@ from .assembly import (
     open_draft,
     vocabulary_map,
 )
-from .drafters import Drafter, DraftModel, resolve
+from .drafters import draft_model_of, resolve
 from .errors import InvalidArgumentError, SpecrtError, UnsupportedError
 from .loaded import Opened, open_target
 from .planning import (
@@ -76,6 +78,7 @@ class Engine:
         kv_cache_dtype: str = "auto",
         num_speculative_tokens: int | None = None,
         verification: str = "coupled",
+        policy: str = "brake",
         cpu_isa: str = "auto",
         enable_prefix_caching: bool = True,
         check_invariants: bool = False,
@@ -83,7 +86,7 @@ class Engine:
         """Load a target and its drafter.
 
         target: a folder, a hub id, a .gguf file, a file from `save`, or a transformers model.
-        drafter: None, "ngram", a smaller model given like the target, or an object of
+        drafter: None, "ngram", "suffix", a smaller model given like the target, or an object of
             `specrt.drafters`.
         tokenizer: a Hugging Face tokenizer, or where to load one; None takes the target's own.
         device: "auto" or "cpu".
@@ -106,6 +109,8 @@ class Engine:
         verification: "coupled" (the target's own choice decides, so that the output does not
             depend on the draft), or "rejection" or "block", which keep the target's law, accept a
             little more of a sampled draft, and repeat only for the same drafter and settings.
+        policy: "brake" (a request whose drafts fail drafts fewer tokens, then none but for a probe
+            now and then) or "fixed" (always `num_speculative_tokens`).
         cpu_isa: "auto", or the instruction-set level to run: "amx", "avx512", "avx2", "scalar".
         enable_prefix_caching: keep the KV blocks of finished requests for prompts that begin
             alike, for as long as running requests leave room.
@@ -118,6 +123,7 @@ class Engine:
         isa = check_options(
             device=device,
             verification=verification,
+            policy=policy,
             cpu_isa=cpu_isa,
             enable_prefix_caching=enable_prefix_caching,
             check_invariants=check_invariants,
@@ -140,8 +146,9 @@ class Engine:
         draft: Opened | None = None
         vocabulary: VocabularyMap | None = None
         try:
-            if isinstance(spec, DraftModel):
-                draft = open_draft(spec, opened, max_model_len)
+            draft_model_spec = draft_model_of(spec)
+            if draft_model_spec is not None:
+                draft = open_draft(draft_model_spec, opened, max_model_len)
                 vocabulary = vocabulary_map(opened, draft)
             defaults = SamplingParams.from_generation_config(opened.generation)
             sizes = plan_sizes(
@@ -173,13 +180,22 @@ class Engine:
             cpu_isa=isa,
             check_invariants=check_invariants,
         )
-        self._drafter = make_drafter(
-            spec, draft_model, vocabulary, opened, sizes, team, isa, check_invariants
+        self._drafter: OwnDrafter | None = make_drafter(
+            spec,
+            draft_model,
+            vocabulary,
+            opened,
+            sizes,
+            team,
+            isa,
+            check_invariants,
+            self._decoder.memory.weights,
         )
         self.verification: str = verification
+        self.policy: str = policy
+        self._plan = POLICIES[policy]
         self._grammar: Grammar | None = None
         self._vocab_size = opened.shape.config.vocab_size
-        self._python_drafter = spec if isinstance(spec, Drafter) else None
         self.num_speculative_tokens: int = draft_tokens
         self._tokenizer = opened.tokenizer
         self._eos = opened.eos_token_ids
@@ -206,15 +222,15 @@ class Engine:
         with self._lock:
             decoder = self._open_decoder()
             own = decoder.memory
-            other = self._drafter.memory if self._drafter is not None else None
+            others = self._drafter.memory if self._drafter is not None else []
             return MemoryPlan(
                 target_weights=own.weights,
                 target_kv_cache=own.kv_cache,
                 target_workspace=own.workspace,
-                drafter_weights=other.weights if other else 0,
-                drafter_kv_cache=other.kv_cache if other else 0,
-                drafter_workspace=other.workspace if other else 0,
-                drafter_index=other.other if other else 0,
+                drafter_weights=sum(one.weights for one in others),
+                drafter_kv_cache=sum(one.kv_cache for one in others),
+                drafter_workspace=sum(one.workspace for one in others),
+                drafter_index=sum(one.other for one in others),
                 kv_cache_tokens=self._kv_cache_tokens,
             )
 
@@ -323,7 +339,6 @@ class Engine:
             self._results.clear()
             self._decoder = None
             self._drafter = None
-            self._python_drafter = None
             del self._model
 
     def __enter__(self) -> Engine:
@@ -530,7 +545,7 @@ class Engine:
             try:
                 if not self._results:
                     self._admit(self._decoder)
-                    plan = _core.plan_fixed(self._decoder, self.num_speculative_tokens)
+                    plan = self._plan(self._decoder, self.num_speculative_tokens)
                     try:
                         self._results.extend(self._decoder.round(plan))
                     except BaseException as error:
@@ -567,8 +582,9 @@ class Engine:
                 if entering.constraint is not None:
                     constraint = _core.make_python_constraint(entering.constraint)
                 try:
+                    drafter = self._drafter.for_request() if self._drafter is not None else None
                     entering.id = decoder.add(
-                        entering.prompt, entering.core_params, self._own_drafter(), constraint
+                        entering.prompt, entering.core_params, drafter, constraint
                     )
                     self._running[entering.id] = entering
                 except SpecrtError as error:
@@ -579,12 +595,6 @@ class Engine:
             if entering is not None:
                 self._waiting.appendleft(entering)
             self._waiting.extendleft(reversed(held))
-
-    def _own_drafter(self) -> _core.CoreDrafter | None:
-        """For one request: a drafter in Python gets a wrapper each, to keep its errors apart."""
-        if self._python_drafter is not None:
-            return _core.make_python_drafter(self._python_drafter)
-        return self._drafter
 
     def _deliver(
         self,

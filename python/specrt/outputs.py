@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ._core import SequenceCounters
 
-__all__ = ["Completion", "Increment", "Logprob", "Metrics", "RequestOutput"]
+__all__ = ["Completion", "Increment", "Logprob", "Metrics", "RequestOutput", "SourceMetrics"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,16 @@ class Increment:
 
     text: str
     token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class SourceMetrics:
+    """What one drafter's nodes came to; a node that several proposed counts for each."""
+
+    drafted_tokens: int
+    accepted_tokens: int
+    acceptance_rate: float
+    """accepted / drafted."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,8 @@ class Metrics:
     acceptance_length: float = 0.0
     """τ: tokens per round, the target's own token included."""
     truncated_rounds: int = 0
+    sources: dict[str, SourceMetrics] = field(default_factory=dict)
+    """By who drafted: one entry, or with `Merge` one a part that was asked for."""
     draft_seconds: float = 0.0
     """Wall time of the drafting in this request's rounds; shared rounds count whole."""
     verify_seconds: float = 0.0
@@ -99,6 +111,12 @@ class Metrics:
                 counters.full_accepted + counters.full_rounds, counters.full_rounds
             ),
             truncated_rounds=counters.truncated_rounds,
+            sources={
+                one.source: SourceMetrics(
+                    one.drafted, one.accepted, _ratio(one.accepted, one.drafted)
+                )
+                for one in counters.sources
+            },
             draft_seconds=counters.draft_seconds,
             verify_seconds=counters.verify_seconds,
             sample_seconds=counters.sample_seconds,

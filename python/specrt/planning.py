@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _core
-from .drafters import DraftModel, resolve
+from .drafters import draft_model_of, resolve
 from .errors import CapacityError, InvalidArgumentError, LoadError
 from .loading import Checkpoint, ModelFields, open_checkpoint
 from .loading.checkpoint import resolve_dtype
@@ -30,7 +30,7 @@ class MemoryPlan:
     drafter_kv_cache: int
     drafter_workspace: int
     drafter_index: int
-    """Indexes of n-gram drafters; grows with the texts and is 0 in a plan."""
+    """Indexes of lookups; grows with the texts and is 0 in a plan."""
     kv_cache_tokens: int
     """Tokens that the KV cache holds, all sequences together (a number, not bytes)."""
 
@@ -306,8 +306,9 @@ def plan(
     check_positive(max_model_len=max_model_len)
     shape = _shape_at(target, dtype, max_model_len)
     drafter_shape = None
-    if isinstance(spec, DraftModel):
-        drafter_shape = _shape_at(spec.model, spec.dtype, None)
+    draft_model = draft_model_of(spec)
+    if draft_model is not None:
+        drafter_shape = _shape_at(draft_model.model, draft_model.dtype, None)
     sizes = plan_sizes(
         shape,
         drafter_shape,

@@ -85,6 +85,10 @@ class ModelDrafter final : public Drafter {
     return use;
   }
 
+  double step_cost(std::int64_t target_bytes) const override {
+    return static_cast<double>(runner_.memory().weights) / static_cast<double>(target_bytes);
+  }
+
   void propose(std::span<const DraftRequest> requests, std::span<DraftTree> out) override {
     const cpu::FpMode mode;
     active_.clear();

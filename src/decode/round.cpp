@@ -221,15 +221,18 @@ void Decoder::Impl::settle(Sequence& s, double seconds, double sample_seconds) {
   if (prefill) {
     counters.tokens += 1;
   } else {
-    count_round(s, static_cast<std::int64_t>(emitted.size()), was_truncated(s), 1, counters);
+    const bool truncated = was_truncated(s);
+    count_round(s, static_cast<std::int64_t>(emitted.size()), truncated, 1, counters);
+    s.brake.observe(std::ssize(s.draft.tokens()), s.draft.max_depth(), std::ssize(emitted) - 1,
+                    s.draft.has_children(s.walk.node()), !truncated);
   }
   if (s.walk.end() == WalkEnd::stop) s.finish = Finish::stop;
   if (s.walk.end() == WalkEnd::length) s.finish = Finish::length;
-  if (s.drafter != nullptr && s.finish == Finish::none) {
+  if (s.drafter != nullptr && s.finish != Finish::error) {
     try {
       s.drafter->observe(s.id, emitted);
-    } catch (const std::exception& caught) {
-      fail(s, "[drafter " + s.drafter->name() + "] " + caught.what());
+    } catch (const std::exception& caught) {  // its own loss where the sequence is over
+      if (s.finish == Finish::none) fail(s, "[drafter " + s.drafter->name() + "] " + caught.what());
     }
   }
 }

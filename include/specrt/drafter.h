@@ -46,8 +46,11 @@ class SPECRT_API Drafter {
   /// Fills out[i] for requests[i]; an empty tree is a fine answer.
   virtual void propose(std::span<const DraftRequest> requests, std::span<DraftTree> out) = 0;
 
-  /// Tokens that the target chose and committed, those of a sequence's last round too.
+  /// Tokens that the target chose and committed, but for those of a sequence's last round.
   virtual void observe(SequenceId id, std::span<const TokenId> committed) = 0;
+
+  /// A sequence has come to its end; `tokens` are prompt and output. Nothing, unless overridden.
+  virtual void finished(SequenceId id, std::span<const TokenId> tokens);
 
   virtual void release(SequenceId id) = 0;
   virtual MemoryUse memory() const = 0;
@@ -59,7 +62,7 @@ class SPECRT_API Drafter {
 };
 
 struct SPECRT_API NgramOptions {
-  std::int64_t min_match = 2;  ///< shortest suffix that counts as a match, >= 1
+  std::int64_t min_match = 1;  ///< shortest suffix that counts as a match, >= 1
   std::int64_t max_match = 4;  ///< longest suffix looked for, >= min_match
   bool most_recent = true;     ///< false: the earliest occurrence
   /// >= 1: how many earlier continuations make up a draft, merged by prefix. More than one makes a

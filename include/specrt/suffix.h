@@ -45,7 +45,7 @@ class SPECRT_API SuffixCache {
 /// Names and meanings as vLLM and Arctic Inference have them (`suffix_decoding_...`).
 struct SPECRT_API SuffixOptions {
   std::int64_t max_tree_depth = 24;
-  double max_spec_factor = 1.0;
+  double max_spec_factor = 4.0;  ///< vLLM and Arctic: 1.0
   double max_spec_offset = 0.0;
   double min_token_prob = 0.1;
   bool use_tree_spec = false;

@@ -57,7 +57,7 @@ class NGram:
     quarters of the nodes. (Saxena, "Prompt lookup decoding", 2023.)
     """
 
-    prompt_lookup_min: int = 2
+    prompt_lookup_min: int = 1
     prompt_lookup_max: int = 4
     most_recent: bool = True
     num_candidates: int = 1
@@ -98,7 +98,9 @@ class Suffix:
     """Earlier responses to keep, the oldest go first; 0 keeps none."""
     suffix_decoding_max_cached_tokens: int = 2**18
     """Tokens of them, at about 100 bytes each."""
-    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_max_spec_factor: float = 4.0
+    """vLLM and Arctic have 1.0. Verifying a row more costs little here, so short matches may draft
+    more; `Engine`'s policy sees to it where that fails."""
     suffix_decoding_max_spec_offset: float = 0.0
     suffix_decoding_min_token_prob: float = 0.1
     suffix_decoding_use_tree_spec: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -67,8 +67,6 @@ class Metrics:
     acceptance_length: float = 0.0
     """τ: tokens per round, the target's own token included."""
     truncated_rounds: int = 0
-    sources: dict[str, SourceMetrics] = field(default_factory=dict)
-    """By who drafted: one entry, or with `Merge` one a part that was asked for."""
     draft_seconds: float = 0.0
     """Wall time of the drafting in this request's rounds; shared rounds count whole."""
     verify_seconds: float = 0.0
@@ -79,6 +77,16 @@ class Metrics:
     tpot_seconds: float = 0.0
     """Mean time per token after the first."""
     total_seconds: float = 0.0
+    by_source: InitVar[dict[str, SourceMetrics] | None] = None
+
+    def __post_init__(self, by_source: dict[str, SourceMetrics] | None) -> None:
+        object.__setattr__(self, "_sources", dict(by_source or {}))
+
+    @property
+    def sources(self) -> dict[str, SourceMetrics]:
+        """By who drafted: one entry, or with `Merge` one for each part, truncated rounds too."""
+        found: dict[str, SourceMetrics] = self._sources  # type: ignore[attr-defined]
+        return found
 
     @property
     def tokens_per_second(self) -> float:
@@ -111,12 +119,6 @@ class Metrics:
                 counters.full_accepted + counters.full_rounds, counters.full_rounds
             ),
             truncated_rounds=counters.truncated_rounds,
-            sources={
-                one.source: SourceMetrics(
-                    one.drafted, one.accepted, _ratio(one.accepted, one.drafted)
-                )
-                for one in counters.sources
-            },
             draft_seconds=counters.draft_seconds,
             verify_seconds=counters.verify_seconds,
             sample_seconds=counters.sample_seconds,
@@ -124,6 +126,12 @@ class Metrics:
             ttft_seconds=ttft,
             tpot_seconds=(total - ttft) / after_first if after_first > 0 else 0.0,
             total_seconds=total,
+            by_source={
+                one.source: SourceMetrics(
+                    one.drafted, one.accepted, _ratio(one.accepted, one.drafted)
+                )
+                for one in counters.sources
+            },
         )
 
     def __str__(self) -> str:

@@ -90,10 +90,14 @@ std::int64_t Brake::depth_for(std::int64_t most_depth, const DraftCost& cost) co
 
 std::int64_t Brake::limit(std::int64_t most, const DraftCost& cost) const {
   if (most <= 0) return 0;
+  if (!failed_) return most;
   const double width = std::max(width_.value(), 1.0);
   const auto most_depth = static_cast<std::int64_t>(std::ceil(static_cast<double>(most) / width));
   std::int64_t depth = depth_for(most_depth, cost);
-  if (depth == 0 && idle_ >= pause_) depth = 1;  // a probe
+  if (depth == 0) {  // a probe now and then, the rarer the more it costs
+    const double wait = static_cast<double>(pause_) * (1.0 + kPausePerCost * (cost.row + cost.step));
+    if (static_cast<double>(idle_) >= wait) depth = 1;
+  }
   if (depth >= most_depth) return most;
   return std::min(most, static_cast<std::int64_t>(std::ceil(static_cast<double>(depth) * width)));
 }
@@ -110,6 +114,7 @@ void Brake::observe(std::int64_t nodes, std::int64_t depth, std::int64_t accepte
   width_.observe(static_cast<double>(nodes) / static_cast<double>(depth));
   if (!counts) return;
   acceptance_.observe(accepted, rejected);
+  failed_ = failed_ || rejected;
   if (accepted > 0) {
     pause_ = 0;
   } else if (rejected) {

@@ -71,7 +71,8 @@ struct DraftCost {
   double step = 0.0;  ///< drafting one more token of depth
 };
 
-/// Keeps a sequence from being slowed down by drafts that fail: fewer nodes where acceptance falls,
+/// Keeps a sequence from being slowed down by drafts that fail. Until the first does, all that is
+/// asked for is drafted. Then fewer nodes where acceptance falls,
 /// none where even one would not pay, then probes of depth one that grow rarer. The first accepted
 /// probe is followed by another at once. Depends on the sequence's own rounds alone, so the batch
 /// has no say in what is drafted.
@@ -79,6 +80,7 @@ class Brake {
  public:
   static constexpr std::int64_t kFirstPause = 8;  ///< rounds without a draft before a probe
   static constexpr std::int64_t kLongestPause = 128;
+  static constexpr double kPausePerCost = 3.0;  ///< pauses longer by this, times what a probe costs
   static constexpr double kNearBest = 0.95;  ///< the longest draft of nearly the best speed
 
   /// How many of `most` draft nodes to ask for.
@@ -96,6 +98,7 @@ class Brake {
 
   Acceptance acceptance_;
   RunningMean width_{1.0};  // nodes a depth
+  bool failed_ = false;     // a draft was rejected
   std::int64_t idle_ = 0;   // rounds since the last draft
   std::int64_t pause_ = 0;  // rounds to wait for a probe once nothing pays
 };

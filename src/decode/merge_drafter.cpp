@@ -92,6 +92,10 @@ class MergeDrafter final : public Drafter {
     for (const auto& part : parts_) part->observe(id, committed);
   }
 
+  void finished(SequenceId id, std::span<const TokenId> tokens) override {
+    for (const auto& part : parts_) part->finished(id, tokens);
+  }
+
   void release(SequenceId id) override {
     find(id);
     sequences_.erase(id);

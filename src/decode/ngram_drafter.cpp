@@ -163,6 +163,8 @@ class NgramDrafter final : public Drafter {
 
 Drafter::~Drafter() = default;  // here, so that the type information has one home
 
+void Drafter::finished(SequenceId, std::span<const TokenId>) {}
+
 double Drafter::step_cost(std::int64_t) const { return 0.0; }
 
 std::shared_ptr<Drafter> make_ngram_drafter(const NgramOptions& options) {

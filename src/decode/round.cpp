@@ -228,11 +228,11 @@ void Decoder::Impl::settle(Sequence& s, double seconds, double sample_seconds) {
   }
   if (s.walk.end() == WalkEnd::stop) s.finish = Finish::stop;
   if (s.walk.end() == WalkEnd::length) s.finish = Finish::length;
-  if (s.drafter != nullptr && s.finish != Finish::error) {
+  if (s.drafter != nullptr && s.finish == Finish::none) {
     try {
       s.drafter->observe(s.id, emitted);
-    } catch (const std::exception& caught) {  // its own loss where the sequence is over
-      if (s.finish == Finish::none) fail(s, "[drafter " + s.drafter->name() + "] " + caught.what());
+    } catch (const std::exception& caught) {
+      fail(s, "[drafter " + s.drafter->name() + "] " + caught.what());
     }
   }
 }
@@ -245,6 +245,7 @@ void Decoder::Impl::retire() {
     by_id.erase(s->id);
     if (s->drafter != nullptr) {
       try {
+        if (s->finish != Finish::error) s->drafter->finished(s->id, s->tokens);
         s->drafter->release(s->id);
       } catch (const std::exception&) {  // its own loss; the sequence is over
       }

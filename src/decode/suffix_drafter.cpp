@@ -67,6 +67,11 @@ class SuffixDrafter final : public Drafter {
     find(id).own.append(committed);
   }
 
+  void finished(SequenceId id, std::span<const TokenId> tokens) override {
+    SuffixTrie& own = find(id).own;
+    own.append(tokens.subspan(own.open_text().size()));
+  }
+
   void release(SequenceId id) override {
     const Sequence& gone = find(id);
     if (options_.cache != nullptr) options_.cache->add(gone.own.open_text().subspan(gone.prompt));

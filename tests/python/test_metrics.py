@@ -72,7 +72,7 @@ def test_oracle(counter: Path) -> None:
 
 
 def test_always_wrong(counter: Path) -> None:
-    metrics = run(counter, Counting(step=2), 4, 41)
+    metrics = run(counter, Counting(step=2), 4, 41, policy="fixed")
     assert metrics.rounds == 40
     assert metrics.accepted_tokens == 0
     assert metrics.acceptance_rate == metrics.alpha == 0.0

@@ -243,7 +243,7 @@ class MergeDrafter final : public Drafter {
     }
   }
 
-  // The likeliest `count` nodes, parents among them; equals as they were found.
+  // The likeliest `count` nodes, parents among them; of equals the shallow ones, as they were found.
   void rank(const Merged& m, std::int64_t count) {
     ranked_.resize(m.tree.size());
     std::iota(ranked_.begin(), ranked_.end(), 0);
@@ -253,7 +253,10 @@ class MergeDrafter final : public Drafter {
                       [&](std::int32_t a, std::int32_t b) {
                         const double x = m.accepted[static_cast<std::size_t>(a)];
                         const double y = m.accepted[static_cast<std::size_t>(b)];
-                        return x != y ? x > y : a < b;
+                        if (x != y) return x > y;
+                        const std::int32_t p = m.tree.depths()[static_cast<std::size_t>(a)];
+                        const std::int32_t q = m.tree.depths()[static_cast<std::size_t>(b)];
+                        return p != q ? p < q : a < b;
                       });
     ranked_.resize(kept);
   }

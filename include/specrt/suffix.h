@@ -58,8 +58,8 @@ struct SPECRT_API SuffixOptions {
 /// longer suffix of equals, the request's own text before the cache. A match of m tokens drafts at
 /// most m * max_spec_factor + max_spec_offset, and nothing less likely than min_token_prob.
 ///
-/// Requests whose text depends on their drafts (sampled, with `rejection` or `block`) read their own
-/// text alone, so that a seed repeats its text whatever ran before; their responses are kept.
+/// Requests whose text depends on their drafts (sampled, with `rejection` or `block`) read their
+/// own text alone, so that a seed repeats its text whatever ran before; their responses are kept.
 SPECRT_API std::shared_ptr<Drafter> make_suffix_drafter(const SuffixOptions& options = {});
 
 }  // namespace specrt

@@ -193,9 +193,7 @@ def make_drafter(
                 target_vocab_size=vocab_size,
                 **sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len),
                 vocabulary=(
-                    None
-                    if vocabulary is None
-                    else (vocabulary.draft_of_target, vocabulary.pieces)
+                    None if vocabulary is None else (vocabulary.draft_of_target, vocabulary.pieces)
                 ),
                 team=team,
                 cpu_isa=isa,

@@ -113,9 +113,7 @@ class Suffix:
     def __post_init__(self) -> None:
         name = "suffix_decoding_"
         _check_integers(self, name + "max_tree_depth", "num_speculative_tokens")
-        _check_integers(
-            self, name + "max_cached_requests", name + "max_cached_tokens", least=0
-        )
+        _check_integers(self, name + "max_cached_requests", name + "max_cached_tokens", least=0)
         _check_numbers(self, name + "max_spec_factor", least=0.0)
         _check_numbers(self, name + "max_spec_offset")
         _check_numbers(self, name + "min_token_prob", least=0.0, most=1.0)
@@ -202,17 +200,17 @@ class Merge:
 
 
 AnyDrafter = NGram | Suffix | DraftModel | Merge | Drafter
-_KINDS = (NGram, Suffix, DraftModel, Merge, Drafter)
-_NAMED = {"ngram": NGram, "suffix": Suffix}
+_KINDS: tuple[type[AnyDrafter], ...] = (NGram, Suffix, DraftModel, Merge, Drafter)
+_NAMED: dict[str, type[NGram | Suffix]] = {"ngram": NGram, "suffix": Suffix}
 
 
 def resolve(drafter: Any) -> AnyDrafter | None:
     """`Engine`'s `drafter` argument as one of the classes above.
 
-    None, "ngram", "suffix", an object of these classes, or a smaller model given as `Engine`'s target would
-    be. Raises InvalidArgumentError for anything else.
+    None, "ngram", "suffix", an object of these classes, or a smaller model given as `Engine`'s
+    target would be. Raises InvalidArgumentError for anything else.
     """
-    if drafter is None or isinstance(drafter, _KINDS):
+    if drafter is None or isinstance(drafter, (NGram, Suffix, DraftModel, Merge, Drafter)):
         return drafter
     if isinstance(drafter, str) and drafter in _NAMED:
         return _NAMED[drafter]()
@@ -226,15 +224,15 @@ def resolve(drafter: Any) -> AnyDrafter | None:
         # A word that is neither a hub id ("owner/name") nor a path is a misspelt kind.
         if "/" not in text and os.sep not in text and not os.path.exists(text):
             raise InvalidArgumentError(
-                f"[drafter] expected None, 'ngram', 'suffix', a path or hub id of a smaller model, or an "
-                f"object of specrt.drafters, got {text!r}"
+                f"[drafter] expected None, 'ngram', 'suffix', a path or hub id of a smaller model, "
+                f"or an object of specrt.drafters, got {text!r}"
             )
         return DraftModel(model=drafter)
     if hasattr(drafter, "state_dict") and hasattr(drafter, "config"):
         return DraftModel(model=drafter)
     raise InvalidArgumentError(
-        f"[drafter] expected None, 'ngram', 'suffix', a path or hub id of a smaller model, or an object of "
-        f"specrt.drafters, got {type(drafter).__name__}"
+        f"[drafter] expected None, 'ngram', 'suffix', a path or hub id of a smaller model, or an "
+        f"object of specrt.drafters, got {type(drafter).__name__}"
     )
 
 

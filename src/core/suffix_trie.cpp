@@ -83,7 +83,8 @@ std::int64_t SuffixTrie::bytes_for(std::int64_t max_depth, std::int64_t capacity
     return count * static_cast<std::int64_t>(size);
   };
   // Texts have a token at least each, and the table is there twice while it grows.
-  return static_cast<std::int64_t>(sizeof(SuffixTrie)) + bytes(std::max<std::int64_t>(capacity, 64), sizeof(TokenId)) +
+  return static_cast<std::int64_t>(sizeof(SuffixTrie)) +
+         bytes(std::max<std::int64_t>(capacity, 64), sizeof(TokenId)) +
          bytes(std::max<std::int64_t>(2 * capacity, 64), sizeof(std::int64_t)) +
          bytes(std::max<std::int64_t>(max_nodes(capacity), 64), sizeof(Node)) +
          2 * bytes(std::max<std::int64_t>(max_slots(capacity), 96), sizeof(Slot)) +
@@ -149,9 +150,8 @@ bool SuffixTrie::step(Place& place, TokenId token) {
   }
   if (above != kNone) {
     const std::int64_t from = size_ - 1 - place.depth;
-    const std::int32_t leaf = new_node({from + max_depth_, above,
-                                        static_cast<std::int32_t>(max_depth_), 1, kNone, kNone,
-                                        kNone});
+    const std::int32_t leaf = new_node(
+        {from + max_depth_, above, static_cast<std::int32_t>(max_depth_), 1, kNone, kNone, kNone});
     set_edge(above, token, leaf);
     link_child(above, leaf);
     leaves_[static_cast<std::size_t>(from % max_depth_)] = leaf;
@@ -165,8 +165,7 @@ bool SuffixTrie::step(Place& place, TokenId token) {
 // token `end`. Those that stand no further down go with it.
 std::int32_t SuffixTrie::split(std::int32_t node, std::int32_t depth, std::int64_t end) {
   const Node lower = nodes_[node];
-  const std::int32_t upper =
-      new_node({end, lower.parent, depth, lower.count, kNone, kNone, kNone});
+  const std::int32_t upper = new_node({end, lower.parent, depth, lower.count, kNone, kNone, kNone});
   const std::int64_t first = lower.end - lower.depth;
   replace_child(node, upper);
   set_edge(lower.parent, at(first + nodes_[lower.parent].depth), upper);
@@ -235,8 +234,7 @@ void SuffixTrie::evict() {
 // A node whose every path goes on into its only child is none.
 void SuffixTrie::merge_into_child(std::int32_t node) {
   const std::int32_t child = nodes_[node].child;
-  if (child == kNone || nodes_[child].older != kNone ||
-      nodes_[child].count != nodes_[node].count) {
+  if (child == kNone || nodes_[child].older != kNone || nodes_[child].count != nodes_[node].count) {
     return;
   }
   const std::int64_t first = nodes_[child].end - nodes_[child].depth;
@@ -320,8 +318,8 @@ std::int32_t SuffixTrie::find(std::int32_t from, TokenId token) const {
 void SuffixTrie::set_edge(std::int32_t from, TokenId token, std::int32_t to) {
   if ((edges_ + 1) * 3 > static_cast<std::int64_t>(table_.size()) * 2) {
     const auto size = static_cast<std::int64_t>(table_.size());
-    std::vector<Slot> old(static_cast<std::size_t>(std::max<std::int64_t>(
-        96, std::min(2 * size, max_slots(capacity_)))));
+    std::vector<Slot> old(static_cast<std::size_t>(
+        std::max<std::int64_t>(96, std::min(2 * size, max_slots(capacity_)))));
     old.swap(table_);
     edges_ = 0;
     for (const Slot& slot : old) {
@@ -392,8 +390,7 @@ void SuffixTrie::successors(const Place& place, const Visit& visit) const {
     if (label(place.node, place.depth) < size_) visit(Place{place.node, place.depth + 1});
     return;
   }
-  for (std::int32_t child = nodes_[place.node].child; child != kNone;
-       child = nodes_[child].older) {
+  for (std::int32_t child = nodes_[place.node].child; child != kNone; child = nodes_[child].older) {
     if (!visit(Place{child, place.depth + 1})) return;
   }
 }

@@ -49,8 +49,8 @@ class SuffixTrie {
   /// Forgets the oldest complete text, of which there must be one.
   void evict();
 
-  std::int64_t texts() const;   ///< complete ones
-  std::int64_t tokens() const;  ///< of all texts
+  std::int64_t texts() const;                  ///< complete ones
+  std::int64_t tokens() const;                 ///< of all texts
   std::span<const TokenId> open_text() const;  ///< of a trie that never forgot anything
   std::int64_t nodes() const { return used_; }
   std::int64_t bytes() const;  ///< held now

@@ -95,7 +95,8 @@ std::int64_t Brake::limit(std::int64_t most, const DraftCost& cost) const {
   const auto most_depth = static_cast<std::int64_t>(std::ceil(static_cast<double>(most) / width));
   std::int64_t depth = depth_for(most_depth, cost);
   if (depth == 0) {  // a probe now and then, the rarer the more it costs
-    const double wait = static_cast<double>(pause_) * (1.0 + kPausePerCost * (cost.row + cost.step));
+    const double wait =
+        static_cast<double>(pause_) * (1.0 + kPausePerCost * (cost.row + cost.step));
     if (static_cast<double>(idle_) >= wait) depth = 1;
   }
   if (depth >= most_depth) return most;
@@ -110,7 +111,8 @@ void Brake::observe(std::int64_t nodes, std::int64_t depth, std::int64_t accepte
   }
   const bool paused = idle_ >= kFirstPause;
   idle_ = 0;
-  if (width_.count() == 0) width_ = RunningMean(static_cast<double>(nodes) / static_cast<double>(depth));
+  if (width_.count() == 0)
+    width_ = RunningMean(static_cast<double>(nodes) / static_cast<double>(depth));
   width_.observe(static_cast<double>(nodes) / static_cast<double>(depth));
   if (!counts) return;
   acceptance_.observe(accepted, rejected);

@@ -81,7 +81,7 @@ class Brake {
   static constexpr std::int64_t kFirstPause = 8;  ///< rounds without a draft before a probe
   static constexpr std::int64_t kLongestPause = 128;
   static constexpr double kPausePerCost = 3.0;  ///< pauses longer by this, times what a probe costs
-  static constexpr double kNearBest = 0.95;  ///< the longest draft of nearly the best speed
+  static constexpr double kNearBest = 0.95;     ///< the longest draft of nearly the best speed
 
   /// How many of `most` draft nodes to ask for.
   std::int64_t limit(std::int64_t most, const DraftCost& cost) const;

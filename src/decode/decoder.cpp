@@ -15,9 +15,9 @@ void require_cache(const DecoderOptions& options) {
   }
 }
 
-// What one more row adds to a pass of one row, as a share of it; measured on a small model, of which
-// larger ones differ little: both costs grow with the weights. A clock's word would be nearer the
-// truth, and drafts would no longer repeat.
+// What one more row adds to a pass of one row, as a share of it; measured on a small model, of
+// which larger ones differ little: both costs grow with the weights. A clock's word would be nearer
+// the truth, and drafts would no longer repeat.
 double row_cost_of(CpuIsa isa) {
   switch (isa) {
     case CpuIsa::amx:

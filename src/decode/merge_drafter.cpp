@@ -32,13 +32,13 @@ class MergeDrafter final : public Drafter {
     }
     for (std::size_t p = 0; p < parts_.size(); ++p) {
       if (parts_[p] == nullptr) throw InvalidArgument("[parts] expected drafters, got none");
-      const auto same = std::count_if(parts_.begin(), parts_.begin() + static_cast<std::ptrdiff_t>(p),
-                                      [&](const auto& one) { return one == parts_[p]; });
+      const auto same =
+          std::count_if(parts_.begin(), parts_.begin() + static_cast<std::ptrdiff_t>(p),
+                        [&](const auto& one) { return one == parts_[p]; });
       if (same > 0) throw InvalidArgument("[parts] expected each drafter once, got one twice");
-      const auto named = std::count_if(parts_.begin(), parts_.begin() + static_cast<std::ptrdiff_t>(p),
-                                       [&](const auto& one) {
-                                         return one->name() == parts_[p]->name();
-                                       });
+      const auto named =
+          std::count_if(parts_.begin(), parts_.begin() + static_cast<std::ptrdiff_t>(p),
+                        [&](const auto& one) { return one->name() == parts_[p]->name(); });
       names_.push_back(parts_[p]->name());
       if (named > 0) names_.back().append("#").append(std::to_string(named + 1));
       costs_.push_back(parts_[p]->step_cost(options.target_bytes));
@@ -129,9 +129,9 @@ class MergeDrafter final : public Drafter {
   // A union of trees, with what each part thinks of each node.
   struct Merged {
     DraftTree tree;
-    std::vector<std::uint32_t> sources;   // of each node, a bit a part
-    std::vector<float> confidence;        // of each node, one a part
-    std::vector<double> accepted;         // of each node's path
+    std::vector<std::uint32_t> sources;  // of each node, a bit a part
+    std::vector<float> confidence;       // of each node, one a part
+    std::vector<double> accepted;        // of each node's path
     std::size_t width = 0;
 
     void start(std::size_t parts) {
@@ -230,9 +230,9 @@ class MergeDrafter final : public Drafter {
       for (std::uint32_t left = m.sources[i]; left != 0; left &= left - 1) {
         const auto part = static_cast<std::size_t>(std::countr_zero(left));
         const Part& one = s.parts[part];
-        m.accepted[i] = std::max(m.accepted[i], one.calibration.acceptance(
-                                                    m.of(i, part), one.brake.acceptance().alpha(
-                                                                       m.tree.depths()[i])));
+        m.accepted[i] = std::max(
+            m.accepted[i], one.calibration.acceptance(
+                               m.of(i, part), one.brake.acceptance().alpha(m.tree.depths()[i])));
       }
       sums_[static_cast<std::size_t>(m.tree.parents()[i] + 1)] += m.accepted[i];
     }
@@ -243,14 +243,15 @@ class MergeDrafter final : public Drafter {
     }
   }
 
-  // The likeliest `count` nodes, parents among them; of equals the shallow ones, as they were found.
+  // The likeliest `count` nodes, parents among them; of equals the shallow ones, as they were
+  // found.
   void rank(const Merged& m, std::int64_t count) {
     ranked_.resize(m.tree.size());
     std::iota(ranked_.begin(), ranked_.end(), 0);
-    const auto kept = static_cast<std::size_t>(
-        std::min(count, static_cast<std::int64_t>(ranked_.size())));
-    std::partial_sort(ranked_.begin(), ranked_.begin() + static_cast<std::ptrdiff_t>(kept), ranked_.end(),
-                      [&](std::int32_t a, std::int32_t b) {
+    const auto kept =
+        static_cast<std::size_t>(std::min(count, static_cast<std::int64_t>(ranked_.size())));
+    std::partial_sort(ranked_.begin(), ranked_.begin() + static_cast<std::ptrdiff_t>(kept),
+                      ranked_.end(), [&](std::int32_t a, std::int32_t b) {
                         const double x = m.accepted[static_cast<std::size_t>(a)];
                         const double y = m.accepted[static_cast<std::size_t>(b)];
                         if (x != y) return x > y;
@@ -265,9 +266,9 @@ class MergeDrafter final : public Drafter {
   // budget with, depth by depth, against its cost.
   std::int64_t worth(Sequence& s, std::size_t part, const DraftRequest& request) {
     const Brake& brake = s.parts[part].brake;
-    const std::int64_t most = std::min(
-        {request.max_depth, brake.limit(request.max_nodes, {0.0, costs_[part]}),
-         Acceptance::kDepths});
+    const std::int64_t most =
+        std::min({request.max_depth, brake.limit(request.max_nodes, {0.0, costs_[part]}),
+                  Acceptance::kDepths});
     if (most <= 0) return 0;
     estimate(s);
     rank(s.merged, request.max_nodes);
@@ -300,8 +301,8 @@ class MergeDrafter final : public Drafter {
 
   void choose(Sequence& s, const DraftRequest& request) {
     estimate(s);
-    const bool chain = !picks_anyway(request) &&
-                       request.sampling->verification == Verification::block;
+    const bool chain =
+        !picks_anyway(request) && request.sampling->verification == Verification::block;
     rank(s.merged, chain ? std::ssize(s.merged.tree.tokens()) : request.max_nodes);
     if (chain) {  // what continues the likeliest node so far, the first of which is the likeliest
       std::int32_t last = DraftTree::kRoot;
@@ -324,9 +325,8 @@ class MergeDrafter final : public Drafter {
       const std::int32_t parent = above < 0 ? above : places_[static_cast<std::size_t>(above)];
       const double reached = above < 0 ? 1.0 : s.merged.accepted[static_cast<std::size_t>(above)];
       places_[at] = s.draft.add(s.merged.tree.tokens()[at], parent,
-                                static_cast<float>(std::log(
-                                    std::max(s.merged.accepted[at] / std::max(reached, 1e-30),
-                                             1e-30))));
+                                static_cast<float>(std::log(std::max(
+                                    s.merged.accepted[at] / std::max(reached, 1e-30), 1e-30))));
       s.origin.push_back(node);
     }
     s.asked = true;

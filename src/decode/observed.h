@@ -9,8 +9,8 @@
 namespace specrt {
 
 /// The request's tokens behind the `known` ones that a drafter has, whose last one is `last`. The
-/// request is the truth: what was not observed is learnt now. Comparing all of it would cost as much
-/// as the text is long.
+/// request is the truth: what was not observed is learnt now. Comparing all of it would cost as
+/// much as the text is long.
 inline std::span<const TokenId> unobserved(const DraftRequest& request,
                                            std::span<const TokenId> known) {
   const std::size_t count = known.size();

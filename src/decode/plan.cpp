@@ -44,9 +44,8 @@ Plan plan_up_to(const Decoder& decoder, std::int64_t num_speculative_tokens, con
     rows -= plan[i].tokens;
   }
   std::size_t at = 0;
-  std::erase_if(plan, [&](const PlanItem& item) {
-    return states[at++].prompt_left > 0 && item.tokens == 0;
-  });
+  std::erase_if(
+      plan, [&](const PlanItem& item) { return states[at++].prompt_left > 0 && item.tokens == 0; });
   return plan;
 }
 

@@ -45,7 +45,10 @@ void SuffixCache::set_vocabulary(std::int64_t size) {
   const std::unique_lock writing(s.mutex);
   if (size < 1 || (s.vocabulary != 0 && s.vocabulary != size)) {
     throw InvalidArgument(expected_got(
-        "suffix cache", s.vocabulary == 0 ? "a vocabulary" : "one of responses over a vocabulary of " + std::to_string(size) + " tokens",
+        "suffix cache",
+        s.vocabulary == 0
+            ? "a vocabulary"
+            : "one of responses over a vocabulary of " + std::to_string(size) + " tokens",
         std::to_string(s.vocabulary == 0 ? size : s.vocabulary)));
   }
   s.vocabulary = size;

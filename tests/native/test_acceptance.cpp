@@ -96,7 +96,8 @@ TEST(acceptance_finds_the_rates) {
     std::int64_t accepted = 0;
     while (accepted < 3 && coin(random) < rates[static_cast<std::size_t>(accepted)]) ++accepted;
     acceptance.observe(accepted, accepted < 3);
-    for (std::size_t d = 0; d < 3; ++d) sums[d] += acceptance.alpha(static_cast<std::int64_t>(d) + 1);
+    for (std::size_t d = 0; d < 3; ++d)
+      sums[d] += acceptance.alpha(static_cast<std::int64_t>(d) + 1);
   }
   for (std::size_t d = 0; d < 3; ++d) CHECK_NEAR(sums[d] / 30000, rates[d], 0.02);
 }

@@ -231,9 +231,8 @@ TEST(merge_keeps_its_parts_in_step) {
   CHECK(a->open.empty());
   CHECK(b->open.empty());
   CHECK_THROWS(merged->release(1), specrt::InvalidArgument, "admitted");
-  const auto failing = std::make_shared<Part>("bad", 0.0, [](const DraftRequest&, DraftTree&) {
-    throw std::runtime_error("no idea");
-  });
+  const auto failing = std::make_shared<Part>(
+      "bad", 0.0, [](const DraftRequest&, DraftTree&) { throw std::runtime_error("no idea"); });
   const auto broken = merge({a, failing});
   CHECK_THROWS(draft(*broken, 4), specrt::InvalidArgument, "bad: no idea");
   CHECK_THROWS(specrt::make_merge_drafter({{}, 1000}), specrt::InvalidArgument, "parts");

@@ -51,8 +51,8 @@ class Reference {
       SuffixRule own = rule;
       own.max_nodes = std::min<std::int64_t>(
           rule.max_nodes,
-          std::max<std::int64_t>(
-              0, static_cast<std::int64_t>(static_cast<double>(m) * rule.factor + rule.offset + 1e-6)));
+          std::max<std::int64_t>(0, static_cast<std::int64_t>(static_cast<double>(m) * rule.factor +
+                                                              rule.offset + 1e-6)));
       const SuffixDraft draft = rule.tree ? tree(suffix, own) : path(suffix, own);
       if (draft.score >= best.score && !draft.tokens.empty()) {
         best = draft;
@@ -99,7 +99,8 @@ class Reference {
         out.push_back({other.back(), it->second.count, it->second.last});
       }
     }
-    std::sort(out.begin(), out.end(), [](const Child& a, const Child& b) { return a.last > b.last; });
+    std::sort(out.begin(), out.end(),
+              [](const Child& a, const Child& b) { return a.last > b.last; });
     return out;
   }
 
@@ -131,10 +132,9 @@ class Reference {
     std::vector<Item> waiting;  // in order of discovery
     const auto open = [&](const Text& from, float prob, std::int32_t parent) {
       for (const Child& child : children(from)) {
-        const float reached = child.count == of(from)
-                                  ? prob
-                                  : prob * static_cast<float>(child.count) /
-                                        static_cast<float>(of(from));
+        const float reached = child.count == of(from) ? prob
+                                                      : prob * static_cast<float>(child.count) /
+                                                            static_cast<float>(of(from));
         if (reached < rule.min_prob) continue;
         Text to = from;
         to.push_back(child.token);

@@ -304,7 +304,7 @@ def test_faulty_part_ends_its_own_request(counter: Path) -> None:
         assert caught.value.outputs[1].token_ids == list(range(2, 22))  # type: ignore[attr-defined]
     with (
         Engine(counter, Merge([NGram(), Sampling()]), **SMALL) as engine,
-        pytest.raises(SpecrtError, match="Sampling: .*picked"),
+        pytest.raises(SpecrtError, match=r"Sampling: .*picked"),
     ):
         engine.generate([1], greedy(5))
 

@@ -280,7 +280,9 @@ def test_acceptance_does_not_fade(l2: Path, l2_close: Path) -> None:
     # A draft cache that lags by a token after each rejection would be wrong ever more often.
     options: dict[str, Any] = {"max_model_len": 1100, "max_batch_size": 1, "threads": 1}
     params = SamplingParams(max_tokens=500, temperature=0.8, seed=4, ignore_eos=True)
-    with Engine(l2, DraftModel(model=l2_close), num_speculative_tokens=3, **options) as engine:
+    with Engine(
+        l2, DraftModel(model=l2_close), num_speculative_tokens=3, policy="fixed", **options
+    ) as engine:
         first = engine.generate([1, 2, 3], params)
         # The same text goes on; the drafter's cache is filled anew from the prompt.
         text = [*first.prompt_token_ids, *first.token_ids]

@@ -18,6 +18,8 @@ pybind11_add_module(
   python/bindings/decoder.cpp
   python/bindings/draft_tree.cpp
   python/bindings/drafter.cpp
+  python/bindings/merge.cpp
+  python/bindings/suffix.cpp
   python/bindings/errors.cpp
   python/bindings/medusa.cpp
   python/bindings/memory.cpp

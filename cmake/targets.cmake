@@ -16,6 +16,7 @@ set(specrt_sources
     src/core/sampling_params.cpp
     src/core/static_tree.cpp
     src/core/suffix_index.cpp
+    src/core/suffix_trie.cpp
     src/core/types.cpp
     src/cpu/detect.cpp
     src/cpu/dispatch.cpp
@@ -24,6 +25,7 @@ set(specrt_sources
     src/cpu/scalar.cpp
     src/cpu/thread_pool.cpp
     src/cpu/thread_team.cpp
+    src/decode/acceptance.cpp
     src/decode/candidate_tree.cpp
     src/decode/chain_draft.cpp
     src/decode/choose.cpp
@@ -37,6 +39,7 @@ set(specrt_sources
     src/decode/layers_drafter.cpp
     src/decode/logits_state.cpp
     src/decode/medusa_drafter.cpp
+    src/decode/merge_drafter.cpp
     src/decode/model_drafter.cpp
     src/decode/ngram_drafter.cpp
     src/decode/plan.cpp
@@ -44,6 +47,8 @@ set(specrt_sources
     src/decode/rejection.cpp
     src/decode/round.cpp
     src/decode/sequence.cpp
+    src/decode/suffix_cache.cpp
+    src/decode/suffix_drafter.cpp
     src/decode/typical.cpp
     src/decode/verify.cpp
     src/model/attention_plan.cpp

@@ -69,6 +69,14 @@ struct TokenLogprobs {
   std::vector<std::pair<TokenId, float>> top;  ///< most likely first
 };
 
+/// What one drafter's nodes came to: of all rounds, truncated ones included. A node that several
+/// proposed counts for each.
+struct SourceCounters {
+  std::string source;
+  std::int64_t drafted = 0;
+  std::int64_t accepted = 0;
+};
+
 /// Counters of one sequence. "Position" d is depth d of the draft, at index d - 1. Truncated
 /// rounds (cut by a limit or a stop) are in the totals and left out of the *_at vectors and of
 /// full_*.
@@ -87,6 +95,7 @@ struct SequenceCounters {
   std::vector<std::int64_t> drafted_at;  ///< full rounds whose draft reached this depth
   std::vector<std::int64_t> accepted_at;
   std::vector<std::int64_t> first_rejected_at;
+  std::vector<SourceCounters> sources;  ///< by who drafted, in order of appearance
   double draft_seconds = 0;  ///< wall time of the rounds it took part in, not divided by the batch
   double verify_seconds = 0;
   double sample_seconds = 0;
@@ -152,6 +161,11 @@ class SPECRT_API Decoder {
   bool idle() const;
   std::vector<SequenceState> sequences() const;
 
+  /// How many of `most` draft nodes are worth asking for, going by what became of this sequence's
+  /// drafts so far and by what drafts cost; fewer and in the end none where they fail, with a probe
+  /// now and then. Depends on that sequence alone.
+  std::int64_t draft_limit(SequenceId id, std::int64_t most) const;
+
   /// Drafts for the plan's sequences and lays out the pass.
   void begin_round(const Plan& plan);
   /// Runs the pass, verifies, commits. Finished sequences are gone afterwards.
@@ -175,5 +189,7 @@ class SPECRT_API Decoder {
 
 /// The same number of draft nodes for every sequence; prefill takes what rows are left.
 SPECRT_API Plan plan_fixed(const Decoder& decoder, std::int64_t num_speculative_tokens);
+/// The same, but each sequence gets its Decoder::draft_limit() of that number.
+SPECRT_API Plan plan_braked(const Decoder& decoder, std::int64_t num_speculative_tokens);
 
 }  // namespace specrt

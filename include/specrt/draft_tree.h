@@ -59,6 +59,13 @@ class SPECRT_API DraftTree {
   void clear();
   void set_source(const std::string& source) { source_ = source; }
 
+  /// Of a draft that several drafters share in: their names, at most 32, and for each node those
+  /// that proposed it, bit i for sources()[i]. No names: all nodes are of source().
+  std::span<const std::string> sources() const { return sources_; }
+  void set_sources(std::span<const std::string> names);
+  std::uint32_t sources_of(std::int32_t node) const;
+  void set_sources_of(std::int32_t node, std::uint32_t bits);
+
   /// Appends a node and returns its index. Throws InvalidArgument where the parent is not an
   /// earlier node or kRoot, or where a sibling already carries the token (but for draws with
   /// replacement).
@@ -83,6 +90,8 @@ class SPECRT_API DraftTree {
   std::vector<std::int32_t> depths_;
   std::vector<float> log_probs_;
   std::string source_;
+  std::vector<std::string> sources_;
+  std::vector<std::uint32_t> node_sources_;  // of a node, where sources_ names any
   Draw draw_ = Draw::deterministic;
   std::vector<float> distributions_;
   std::vector<std::int32_t> distribution_row_;  // by node + 1; -1: none

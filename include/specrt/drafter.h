@@ -51,7 +51,7 @@ class SPECRT_API Drafter {
   /// Fills out[i] for requests[i]; an empty tree is a fine answer.
   virtual void propose(std::span<const DraftRequest> requests, std::span<DraftTree> out) = 0;
 
-  /// Tokens that the target chose and committed.
+  /// Tokens that the target chose and committed, but for those of a sequence's last round.
   virtual void observe(SequenceId id, std::span<const TokenId> committed) = 0;
 
   /// The target's hidden states that it reads; a decoder is made with room for them
@@ -67,18 +67,30 @@ class SPECRT_API Drafter {
   /// chunk, then of what each round committed, without gaps, those of an ending sequence too.
   virtual void observe_features(std::span<const ObservedFeatures> batch);
 
+  /// A sequence has come to its end; `tokens` are prompt and output. Nothing, unless overridden.
+  virtual void finished(SequenceId id, std::span<const TokenId> tokens);
+
   virtual void release(SequenceId id) = 0;
   virtual MemoryUse memory() const = 0;
+
+  /// What one more token of depth costs to draft, as a share of a pass of a target whose weights
+  /// take `target_bytes`; 0 (the default) where that is next to nothing. Decides how much is
+  /// drafted.
+  virtual double step_cost(std::int64_t target_bytes) const;
 };
 
 struct SPECRT_API NgramOptions {
-  std::int64_t min_match = 2;  ///< shortest suffix that counts as a match, >= 1
+  std::int64_t min_match = 1;  ///< shortest suffix that counts as a match, >= 1
   std::int64_t max_match = 4;  ///< longest suffix looked for, >= min_match
   bool most_recent = true;     ///< false: the earliest occurrence
+  /// >= 1: how many earlier continuations make up a draft, merged by prefix. More than one makes a
+  /// tree: the first has three quarters of its nodes at least.
+  std::int64_t num_candidates = 1;
 };
 
 /// Prompt lookup: the longest suffix of the context, between min_match and max_match tokens,
 /// that occurred earlier; the draft is what followed it. (Saxena 2023, "prompt lookup decoding".)
+/// A further candidate is what the same rule finds for the text up to the earlier occurrence.
 SPECRT_API std::shared_ptr<Drafter> make_ngram_drafter(const NgramOptions& options = {});
 
 /// How a draft model of another vocabulary understands the target's tokens. Only tokens that both

@@ -47,6 +47,8 @@ void bind_model(py::module_& module);
 void bind_calibration(py::module_& module);
 void bind_drafter(py::module_& module);
 void bind_medusa(py::module_& module);
+void bind_suffix(py::module_& module);
+void bind_merge(py::module_& module);
 void bind_decoder(py::module_& module);
 
 }  // namespace specrt::python

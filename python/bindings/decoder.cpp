@@ -94,6 +94,10 @@ Plan to_plan(const std::vector<std::pair<SequenceId, std::int64_t>>& items) {
 }
 
 void bind_counters(py::module_& module) {
+  py::class_<SourceCounters>(module, "SourceCounters", "What one drafter's nodes came to.")
+      .def_readonly("source", &SourceCounters::source)
+      .def_readonly("drafted", &SourceCounters::drafted)
+      .def_readonly("accepted", &SourceCounters::accepted);
   py::class_<SequenceCounters>(module, "SequenceCounters", "Counters of one sequence.")
       .def_readonly("prompt_tokens", &SequenceCounters::prompt_tokens)
       .def_readonly("cached_prompt_tokens", &SequenceCounters::cached_prompt_tokens)
@@ -108,6 +112,7 @@ void bind_counters(py::module_& module) {
       .def_readonly("drafted_at", &SequenceCounters::drafted_at)
       .def_readonly("accepted_at", &SequenceCounters::accepted_at)
       .def_readonly("first_rejected_at", &SequenceCounters::first_rejected_at)
+      .def_readonly("sources", &SequenceCounters::sources)
       .def_readonly("draft_seconds", &SequenceCounters::draft_seconds)
       .def_readonly("verify_seconds", &SequenceCounters::verify_seconds)
       .def_readonly("sample_seconds", &SequenceCounters::sample_seconds)
@@ -225,6 +230,8 @@ void bind_decoder(py::module_& module) {
            "Ends a sequence in its last round less `dropped` tokens; returns its counters.")
       .def("cancel", &Decoder::cancel, py::arg("id"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("idle", &Decoder::idle)
+      .def("draft_limit", &Decoder::draft_limit, py::arg("id"), py::arg("most"),
+           "How many of `most` draft nodes are worth asking for, by this sequence's drafts so far.")
       .def(
           "sequences",
           [](const Decoder& decoder) {
@@ -272,17 +279,23 @@ void bind_decoder(py::module_& module) {
       .def_property_readonly("threads", &Decoder::threads)
       .def("check_invariants", &Decoder::check_invariants);
 
-  module.def(
-      "plan_fixed",
-      [](const Decoder& decoder, std::int64_t num_speculative_tokens) {
-        std::vector<std::pair<SequenceId, std::int64_t>> out;
-        for (const PlanItem& item : plan_fixed(decoder, num_speculative_tokens)) {
-          out.emplace_back(item.id, item.tokens);
-        }
-        return out;
-      },
-      py::arg("decoder"), py::arg("num_speculative_tokens"),
-      "The same number of draft nodes for every sequence; prefill takes what rows are left.");
+  const auto def_plan = [&](const char* name, Plan (*make)(const Decoder&, std::int64_t),
+                            const char* text) {
+    module.def(
+        name,
+        [make](const Decoder& decoder, std::int64_t num_speculative_tokens) {
+          std::vector<std::pair<SequenceId, std::int64_t>> out;
+          for (const PlanItem& item : make(decoder, num_speculative_tokens)) {
+            out.emplace_back(item.id, item.tokens);
+          }
+          return out;
+        },
+        py::arg("decoder"), py::arg("num_speculative_tokens"), text);
+  };
+  def_plan("plan_fixed", &plan_fixed,
+           "The same number of draft nodes for every sequence; prefill takes what rows are left.");
+  def_plan("plan_braked", &plan_braked,
+           "The same, but each sequence gets its draft_limit() of that number.");
 }
 
 }  // namespace specrt::python

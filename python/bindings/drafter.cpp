@@ -2,6 +2,8 @@
 
 #include <pybind11/stl.h>
 
+#include <cmath>
+
 #include "bindings.h"
 #include "specrt/error.h"
 #include "specrt/model.h"
@@ -10,11 +12,22 @@ namespace specrt::python {
 namespace {
 
 /// A drafter written in Python: an object with propose(tokens, budget) and, if it likes,
-/// observe(committed).
+/// observe(committed) and a number step_cost.
 class PythonDrafter final : public Drafter {
  public:
   explicit PythonDrafter(py::object object)
-      : object_(std::move(object)), name_(py::str(py::type::of(object_).attr("__name__"))) {}
+      : object_(std::move(object)), name_(py::str(py::type::of(object_).attr("__name__"))) {
+    const py::object cost = py::getattr(object_, "step_cost", py::float_(0.0));
+    if (!PyFloat_Check(cost.ptr()) && !PyLong_Check(cost.ptr())) {
+      throw InvalidArgument(
+          expected_got("step_cost", "a number >= 0", py::repr(cost).cast<std::string>()));
+    }
+    step_cost_ = cost.cast<double>();
+    if (!std::isfinite(step_cost_) || step_cost_ < 0.0) {
+      throw InvalidArgument(
+          expected_got("step_cost", "a number >= 0", py::repr(cost).cast<std::string>()));
+    }
+  }
 
   ~PythonDrafter() override {
     const py::gil_scoped_acquire held;
@@ -25,6 +38,7 @@ class PythonDrafter final : public Drafter {
   void admit(SequenceId, std::span<const TokenId>, std::int64_t) override {}
   void release(SequenceId) override {}
   MemoryUse memory() const override { return {}; }
+  double step_cost(std::int64_t) const override { return step_cost_; }
 
   void propose(std::span<const DraftRequest> requests, std::span<DraftTree> out) override {
     call_python("", [&] {
@@ -51,6 +65,7 @@ class PythonDrafter final : public Drafter {
  private:
   py::object object_;
   std::string name_;
+  double step_cost_ = 0.0;
 };
 
 /// Another drafter, and a function that is told every draft: (tokens so far, tree).
@@ -126,14 +141,17 @@ void bind_drafter(py::module_& module) {
 
   module.def(
       "make_ngram_drafter",
-      [](std::int64_t min_match, std::int64_t max_match, bool most_recent) {
+      [](std::int64_t min_match, std::int64_t max_match, bool most_recent,
+         std::int64_t num_candidates) {
         NgramOptions options;
         options.min_match = min_match;
         options.max_match = max_match;
         options.most_recent = most_recent;
+        options.num_candidates = num_candidates;
         return make_ngram_drafter(options);
       },
-      py::kw_only(), py::arg("min_match"), py::arg("max_match"), py::arg("most_recent") = true);
+      py::kw_only(), py::arg("min_match"), py::arg("max_match"), py::arg("most_recent") = true,
+      py::arg("num_candidates") = 1);
 
   module.def(
       "make_model_drafter",

@@ -16,5 +16,7 @@ PYBIND11_MODULE(_core, module) {
   bind_calibration(module);
   bind_drafter(module);
   bind_medusa(module);
+  bind_suffix(module);
+  bind_merge(module);
   bind_decoder(module);
 }

@@ -16,7 +16,7 @@ from .errors import (
     SpecrtError,
     UnsupportedError,
 )
-from .outputs import Completion, Increment, Logprob, Metrics, RequestOutput
+from .outputs import Completion, Increment, Logprob, Metrics, RequestOutput, SourceMetrics
 from .planning import MemoryPlan, plan
 from .sampling import SamplingParams
 from .structured import StructuredOutputs
@@ -38,6 +38,7 @@ __all__ = [
     "NumericError",
     "RequestOutput",
     "SamplingParams",
+    "SourceMetrics",
     "SpecrtError",
     "StructuredOutputs",
     "Tokenizer",

@@ -21,7 +21,9 @@ __all__: list[str] = [
     "ModelBuilder",
     "ModelConfig",
     "SequenceCounters",
+    "SourceCounters",
     "StaticTree",
+    "SuffixCache",
     "ThreadTeam",
     "TokenConstraint",
     "available_cpu_isas",
@@ -33,17 +35,20 @@ __all__: list[str] = [
     "make_head_drafter",
     "make_layers_drafter",
     "make_medusa_drafter",
+    "make_merge_drafter",
     "make_model_drafter",
     "make_ngram_drafter",
     "make_python_constraint",
     "make_python_drafter",
     "make_self_draft",
+    "make_suffix_drafter",
     "make_watched_drafter",
     "medusa_logits",
     "medusa_tensors",
     "memory_of",
     "memory_of_layers_drafter",
     "memory_of_medusa",
+    "plan_braked",
     "plan_fixed",
     "quantise_compensated",
     "resolve_cpu_isa",
@@ -387,6 +392,79 @@ class MedusaBuilder:
         """
 
 
+class SuffixCache:
+    """
+    Responses of earlier requests, for the suffix drafters of one or more engines with one vocabulary; the oldest give way. Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_depth: typing.SupportsInt | typing.SupportsIndex = 24,
+        max_requests: typing.SupportsInt | typing.SupportsIndex = 10000,
+        max_tokens: typing.SupportsInt | typing.SupportsIndex = 262144,
+    ) -> None:
+        """
+        max_depth bounds a match and its draft together, the others what is kept.
+        """
+
+    def add(
+        self, response: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ) -> None:
+        """
+        Keeps the token ids of a response.
+        """
+
+    def check_invariants(self) -> None:
+        """
+        For tests.
+        """
+
+    def set_vocabulary(self, size: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Says of which vocabulary the responses are; raises where another one was said before.
+        """
+
+    @property
+    def bytes(self) -> int:
+        """
+        Memory held.
+        """
+
+    @property
+    def max_bytes(self) -> int:
+        """
+        What `bytes` can come to.
+        """
+
+    @property
+    def max_depth(self) -> int: ...
+    @property
+    def requests(self) -> int:
+        """
+        Responses kept.
+        """
+
+    @property
+    def tokens(self) -> int:
+        """
+        Tokens of them.
+        """
+
+
+class SourceCounters:
+    """
+    What one drafter's nodes came to.
+    """
+
+    @property
+    def accepted(self) -> int: ...
+    @property
+    def drafted(self) -> int: ...
+    @property
+    def source(self) -> str: ...
+
+
 class SequenceCounters:
     """
     Counters of one sequence.
@@ -420,6 +498,8 @@ class SequenceCounters:
     def rounds(self) -> int: ...
     @property
     def sample_seconds(self) -> float: ...
+    @property
+    def sources(self) -> list[SourceCounters]: ...
     @property
     def tokens(self) -> int: ...
     @property
@@ -490,6 +570,15 @@ class Decoder:
         """
 
     def check_invariants(self) -> None: ...
+    def draft_limit(
+        self,
+        id: typing.SupportsInt | typing.SupportsIndex,
+        most: typing.SupportsInt | typing.SupportsIndex,
+    ) -> int:
+        """
+        How many of `most` draft nodes are worth asking for, by this sequence's drafts so far.
+        """
+
     def finish_round(
         self,
     ) -> list[
@@ -682,6 +771,11 @@ def make_medusa_drafter(
     team: ThreadTeam,
     cpu_isa: str,
 ) -> CoreDrafter: ...
+def make_merge_drafter(
+    parts: collections.abc.Sequence[CoreDrafter],
+    *,
+    target_bytes: typing.SupportsInt | typing.SupportsIndex,
+) -> CoreDrafter: ...
 def make_model_drafter(
     model: Model,
     *,
@@ -709,6 +803,7 @@ def make_ngram_drafter(
     min_match: typing.SupportsInt | typing.SupportsIndex,
     max_match: typing.SupportsInt | typing.SupportsIndex,
     most_recent: bool = True,
+    num_candidates: typing.SupportsInt | typing.SupportsIndex = 1,
 ) -> CoreDrafter: ...
 def make_python_constraint(object: typing.Any) -> TokenConstraint:
     """
@@ -730,6 +825,15 @@ def make_self_draft(
     """
 
 
+def make_suffix_drafter(
+    *,
+    max_tree_depth: typing.SupportsInt | typing.SupportsIndex,
+    max_spec_factor: typing.SupportsFloat | typing.SupportsIndex,
+    max_spec_offset: typing.SupportsFloat | typing.SupportsIndex,
+    min_token_prob: typing.SupportsFloat | typing.SupportsIndex,
+    use_tree_spec: bool,
+    cache: SuffixCache | None = None,
+) -> CoreDrafter: ...
 def make_watched_drafter(inner: CoreDrafter, told: typing.Any) -> CoreDrafter:
     """
     The same drafter; told(tokens, tree) is called with every draft that it makes.
@@ -782,6 +886,14 @@ def memory_of_medusa(
 ) -> MemoryUse:
     """
     What a Medusa drafter takes, before it is made.
+    """
+
+
+def plan_braked(
+    decoder: Decoder, num_speculative_tokens: typing.SupportsInt | typing.SupportsIndex
+) -> list[tuple[int, int]]:
+    """
+    The same, but each sequence gets its draft_limit() of that number.
     """
 
 

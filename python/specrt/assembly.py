@@ -14,6 +14,7 @@ from .planning import Sizes
 from .text import VocabularyMap, map_vocabulary
 
 __all__ = [
+    "POLICIES",
     "check_full_drafts",
     "check_options",
     "check_tree",
@@ -23,7 +24,13 @@ __all__ = [
 ]
 
 
-def check_options(*, device: Any, verification: Any, cpu_isa: Any, **flags: Any) -> str:
+POLICIES = {"brake": _core.plan_braked, "fixed": _core.plan_fixed}
+"""How many draft tokens each request gets in a round."""
+
+
+def check_options(
+    *, device: Any, verification: Any, policy: Any, cpu_isa: Any, **flags: Any
+) -> str:
     """The instruction-set level to run. Raises as `Engine` does."""
     if device not in ("auto", "cpu"):
         if isinstance(device, str) and (device == "cuda" or device.startswith("cuda:")):
@@ -34,6 +41,8 @@ def check_options(*, device: Any, verification: Any, cpu_isa: Any, **flags: Any)
             f"[verification] expected 'coupled', 'rejection', 'block' or 'typical', got "
             f"{verification!r}"
         )
+    if not isinstance(policy, str) or policy not in POLICIES:
+        raise InvalidArgumentError(f"[policy] expected 'brake' or 'fixed', got {policy!r}")
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise InvalidArgumentError(f"[{name}] expected True or False, got {flag!r}")

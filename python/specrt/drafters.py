@@ -5,19 +5,17 @@ Any of them may cost time; with `coupled` verification none can change the outpu
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any
 
-from ._core import DraftTree, StaticTree
+from ._core import DraftTree, SuffixCache
 from .errors import InvalidArgumentError, LoadError
-
-if TYPE_CHECKING:
-    from ._core import ModelConfig
-    from .loading.medusa import MedusaCheckpoint
+from .head_specs import MTP, Eagle, Eagle3, Medusa, tree_from_accuracies
 
 __all__ = [
     "MTP",
@@ -26,8 +24,11 @@ __all__ = [
     "Eagle",
     "Eagle3",
     "Medusa",
+    "Merge",
     "NGram",
     "SelfDraft",
+    "Suffix",
+    "SuffixCache",
     "resolve",
     "tree_from_accuracies",
 ]
@@ -43,6 +44,9 @@ class Drafter(ABC):
 
     num_speculative_tokens: int = 4
     """The budget where the engine is given none."""
+    step_cost: float = 0.0
+    """What one more token of depth costs to draft, as a share of a pass of the target: the engine
+    drafts less where that does not pay."""
 
     @abstractmethod
     def propose(self, tokens: list[int], budget: int) -> DraftTree | None:
@@ -63,28 +67,99 @@ class NGram:
     """Prompt lookup: what followed the longest earlier occurrence of the context's suffix.
 
     The suffix has `prompt_lookup_min` to `prompt_lookup_max` tokens; of several earlier
-    occurrences the most recent one counts, or the first with `most_recent=False`.
-    (Saxena, "Prompt lookup decoding", 2023.)
+    occurrences the most recent one counts, or the first with `most_recent=False`. With
+    `num_candidates` > 1 the draft is a tree of that many earlier continuations: a further one is
+    what the same rule finds for the text up to the earlier occurrence. The first has at least three
+    quarters of the nodes. (Saxena, "Prompt lookup decoding", 2023.)
     """
 
-    prompt_lookup_min: int = 2
+    prompt_lookup_min: int = 1
     prompt_lookup_max: int = 4
     most_recent: bool = True
+    num_candidates: int = 1
     num_speculative_tokens: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("prompt_lookup_min", "prompt_lookup_max", "num_speculative_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-                raise InvalidArgumentError(f"[{name}] expected an integer >= 1, got {value!r}")
-        if not isinstance(self.most_recent, bool):
-            raise InvalidArgumentError(
-                f"[most_recent] expected True or False, got {self.most_recent!r}"
-            )
+        _check_integers(
+            self,
+            "prompt_lookup_min",
+            "prompt_lookup_max",
+            "num_candidates",
+            "num_speculative_tokens",
+        )
+        _check_flags(self, "most_recent")
         if self.prompt_lookup_max < self.prompt_lookup_min:
             raise InvalidArgumentError(
                 f"[prompt_lookup_max] expected at least prompt_lookup_min = "
                 f"{self.prompt_lookup_min}, got {self.prompt_lookup_max}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suffix:
+    """Suffix decoding: what most often followed the context's suffix (arXiv 2411.04975).
+
+    Looks in the request's own text and in earlier responses of the engine. A match of m tokens
+    drafts at most m * `max_spec_factor` + `max_spec_offset`, and nothing whose estimated
+    probability is below `min_token_prob`; of all matches the draft with the highest sum of
+    probabilities counts, the longer match of equals, and the request's own text before others'.
+
+    With verification "rejection" and "block", where a draft has a say in what is sampled, a sampled
+    request looks in its own text alone: so a seed repeats its text whatever ran before.
+    """
+
+    suffix_decoding_max_tree_depth: int = 24
+    """Bounds a match and its draft together."""
+    suffix_decoding_max_cached_requests: int = 10000
+    """Earlier responses to keep, the oldest go first; 0 keeps none."""
+    suffix_decoding_max_cached_tokens: int = 2**18
+    """Tokens of them, at about 100 bytes each."""
+    suffix_decoding_max_spec_factor: float = 4.0
+    """vLLM and Arctic have 1.0. Verifying a row more costs little here, so short matches may draft
+    more; `Engine`'s policy sees to it where that fails."""
+    suffix_decoding_max_spec_offset: float = 0.0
+    suffix_decoding_min_token_prob: float = 0.1
+    suffix_decoding_use_tree_spec: bool = False
+    """Branches too, likeliest first, in place of the likeliest path."""
+    cache: SuffixCache | None = None
+    """Responses to share with other engines of the same vocabulary; its own limits hold, in place
+    of the ones above."""
+    num_speculative_tokens: int = 8
+
+    def __post_init__(self) -> None:
+        name = "suffix_decoding_"
+        _check_integers(self, name + "max_tree_depth", "num_speculative_tokens")
+        _check_integers(self, name + "max_cached_requests", name + "max_cached_tokens", least=0)
+        _check_numbers(self, name + "max_spec_factor", least=0.0)
+        _check_numbers(self, name + "max_spec_offset")
+        _check_numbers(self, name + "min_token_prob", least=0.0, most=1.0)
+        _check_flags(self, name + "use_tree_spec")
+        if self.suffix_decoding_max_tree_depth > 4096:
+            raise InvalidArgumentError(
+                f"[{name}max_tree_depth] expected at most 4096, got "
+                f"{self.suffix_decoding_max_tree_depth}"
+            )
+        if self.suffix_decoding_max_cached_tokens >= 2**29 - 2:
+            raise InvalidArgumentError(
+                f"[{name}max_cached_tokens] expected fewer than 2**29 - 2, got "
+                f"{self.suffix_decoding_max_cached_tokens}"
+            )
+        if self.cache is None:
+            return
+        if not isinstance(self.cache, SuffixCache):
+            raise InvalidArgumentError(
+                f"[cache] expected a SuffixCache or None, got {type(self.cache).__name__}"
+            )
+        for limit in ("max_cached_requests", "max_cached_tokens"):
+            if getattr(self, name + limit) != getattr(Suffix, name + limit):
+                raise InvalidArgumentError(
+                    f"[{name}{limit}] expected none beside a cache, which has limits of its own, "
+                    f"got {getattr(self, name + limit)}"
+                )
+        if self.cache.max_depth != self.suffix_decoding_max_tree_depth:
+            raise InvalidArgumentError(
+                f"[cache] expected one of max_depth {self.suffix_decoding_max_tree_depth}, as "
+                f"{name}max_tree_depth has it, got {self.cache.max_depth}"
             )
 
 
@@ -102,130 +177,6 @@ class DraftModel:
     dtype: str = "auto"
     """As `Engine`'s; whatever it is, the target decides."""
     num_speculative_tokens: int = 4
-
-
-def _tree_sizes(spec: _HeadSpec, tokens: int | None) -> tuple[int, int | None]:
-    """Nodes a round and levels (None: as many as nodes) of a head's chain or tree."""
-    for name, value in (
-        ("num_speculative_tokens", spec.num_speculative_tokens),
-        ("total_token", spec.total_token),
-        ("depth", spec.depth),
-        ("top_k", spec.top_k),
-    ):
-        if value is None and name != "top_k":
-            continue
-        least = 2 if name == "total_token" else 1 if name != "depth" else 0
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
-            raise InvalidArgumentError(f"[{name}] expected an integer >= {least}, got {value!r}")
-    if spec.top_k > 64:
-        raise InvalidArgumentError(f"[top_k] expected at most 64, got {spec.top_k}")
-    if spec.depth is not None and spec.depth >= 1024:
-        raise InvalidArgumentError(f"[depth] expected at most 1023, got {spec.depth}")
-    nodes = spec.num_speculative_tokens
-    if spec.total_token is not None:
-        if nodes is not None and nodes != spec.total_token - 1:
-            raise InvalidArgumentError(
-                f"[total_token] expected num_speculative_tokens + 1 = {nodes + 1} (it counts the "
-                f"token before the draft), got {spec.total_token}"
-            )
-        nodes = spec.total_token - 1
-    if nodes is None:
-        nodes = spec.default_tokens if spec.top_k == 1 else 59
-        if spec.top_k == 1 and spec.depth is not None:
-            nodes = spec.depth + 1
-    if tokens is not None:
-        nodes = tokens
-    if spec.depth is not None:
-        return nodes, spec.depth + 1
-    return nodes, None if spec.top_k == 1 else 8
-
-
-@dataclass(frozen=True)
-class _HeadSpec:
-    """What heads over the target's hidden states have in common.
-
-    With `top_k` 1 the draft is a chain of `num_speculative_tokens`. With more it is a tree as
-    EAGLE-2 grows it, with EAGLE's own names and defaults: on each of 1 + `depth` (7) levels the
-    `top_k` best nodes get `top_k` children, and the best `total_token` - 1 (59) of all are the
-    draft; `num_speculative_tokens` is that number of nodes.
-    """
-
-    default_tokens: ClassVar[int] = 4
-    """Of a chain."""
-    _: KW_ONLY
-    dtype: str = "auto"
-    """As `Engine`'s, of the head's own weights."""
-    num_speculative_tokens: int | None = None
-    total_token: int | None = None
-    depth: int | None = None
-    top_k: int = 1
-
-    def __post_init__(self) -> None:
-        nodes, _ = _tree_sizes(self, None)
-        object.__setattr__(self, "num_speculative_tokens", nodes)
-
-    def levels(self, tokens: int) -> int:
-        """Tokens along a path at most, where a round has `tokens` nodes."""
-        _, levels = _tree_sizes(self, None)
-        return max(1, min(tokens, 1024) if levels is None else levels)
-
-
-@dataclass(frozen=True)
-class Eagle(_HeadSpec):
-    """An EAGLE-1 or EAGLE-2 head (Li et al., arXiv 2401.15077 and 2406.16858).
-
-    `model` is a folder or hub id with config.json and pytorch_model.bin (which needs torch) or
-    model.safetensors. Chains and trees are described at their options.
-    """
-
-    model: Any = None
-    """The head's folder or hub id."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.model, (str, os.PathLike)):
-            raise InvalidArgumentError(
-                f"[model] expected the folder or hub id of a head, got {self.model!r}"
-            )
-
-
-@dataclass(frozen=True)
-class Eagle3(Eagle):
-    """An EAGLE-3 head (Li et al., arXiv 2503.01840), in EAGLE's, vLLM's or speculators' layout.
-
-    The head reads hidden states of several layers of the target: those that its config names, or
-    `aux_layer_ids`, or, with a warning, 2, n // 2 and n - 3 of n layers. An id is the layer whose
-    *input* is read; with `aux_convention="output"`, the layer whose output is (one more).
-    """
-
-    _: KW_ONLY
-    aux_layer_ids: tuple[int, ...] | None = None
-    aux_convention: Literal["input", "output"] = "input"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.aux_convention not in ("input", "output"):
-            raise InvalidArgumentError(
-                f"[aux_convention] expected 'input' or 'output', got {self.aux_convention!r}"
-            )
-        if self.aux_layer_ids is not None:
-            ids = self.aux_layer_ids
-            if not isinstance(ids, (list, tuple)) or not all(
-                isinstance(one, int) and not isinstance(one, bool) for one in ids
-            ):
-                raise InvalidArgumentError(f"[aux_layer_ids] expected layer ids, got {ids!r}")
-            object.__setattr__(self, "aux_layer_ids", tuple(ids))
-
-
-@dataclass(frozen=True)
-class MTP(_HeadSpec):
-    """The multi-token prediction module inside the target's own checkpoint.
-
-    MiMo's, Qwen3-Next's and DeepSeek-V3's names are known (Gloeckle et al., arXiv 2404.19737;
-    DeepSeek-V3, 2412.19437). More tokens than the one that it was made for run it again.
-    """
-
-    default_tokens: ClassVar[int] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,130 +211,65 @@ class SelfDraft:
                 raise InvalidArgumentError(f"[{name}] expected an integer >= 1, got {value!r}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Medusa:
-    """Medusa heads on the target's last hidden state (Cai et al., arXiv 2401.10774).
+@dataclass(frozen=True)
+class Merge:
+    """Drafts of several drafters as one tree of the nodes most likely to be accepted.
 
-    Head i says what comes i + 1 tokens behind the target's own next one; the draft is a fixed tree
-    of the heads' best alternatives. A folder that holds heads is recognised where `Engine` is
-    given it as the drafter.
+    `parts` are what `Engine` takes as drafters, at most one of them a model or head. How likely a
+    node is follows from how each part's drafts have fared in the same request. Parts that cost
+    nothing are asked first, a model or head (or a Python drafter with a `step_cost`) only where
+    what it may add is worth its cost. `Metrics.sources` tells what each part came to.
+
+    With verification "rejection" and "block" a draft model drafts its most likely tokens here, for
+    picked and sampled tokens do not merge; a part of your own that samples (tells distributions)
+    ends the request with an error. With "block", the likeliest path is drafted.
     """
 
-    model: str | os.PathLike[str]
-    """A folder or hub id with medusa_lm_head.safetensors or .pt, or vLLM's layout of it."""
-    tree: str | Sequence[Sequence[int]] = "mc_sim_7b_63"
-    """"mc_sim_7b_63", the reference's sparse tree, as deep as there are heads; "chain"; or a path
-    of ranks for each node, the most worthwhile first: see `tree_from_accuracies`."""
-    num_heads: int | None = None
-    """The first so many heads; None takes all that the tree needs."""
-    dtype: str = "auto"
-    """Of the heads' weights, as `Engine`'s; "auto": float32 for a float32 target, else bfloat16."""
-    num_speculative_tokens: int | None = None
-    """Nodes a round, the first ones of the tree; None takes all of it."""
+    parts: Sequence[Any]
+    _: KW_ONLY
+    num_speculative_tokens: int = 8
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, (str, os.PathLike)):
-            raise InvalidArgumentError(f"[model] expected a path or hub id, got {self.model!r}")
-        for name in ("num_heads", "num_speculative_tokens"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-                raise InvalidArgumentError(f"[{name}] expected an integer >= 1, got {value!r}")
-        if isinstance(self.tree, str):
-            if self.tree not in ("mc_sim_7b_63", "chain"):
-                raise InvalidArgumentError(
-                    f"[tree] expected 'mc_sim_7b_63', 'chain' or paths of ranks, got {self.tree!r}"
-                )
-        else:
-            static_tree(self.tree)
-
-    def tree_for(self, heads: int) -> StaticTree:
-        """The tree that `heads` heads draft. Raises InvalidArgumentError where it is deeper."""
-        if self.tree == "chain":
-            return StaticTree.chain(heads)
-        if isinstance(self.tree, str):
-            return StaticTree.mc_sim_7b_63().cut(heads)
-        tree = static_tree(self.tree)
-        if tree.depth > heads:
+        _check_integers(self, "num_speculative_tokens")
+        if isinstance(self.parts, (str, bytes)) or not isinstance(self.parts, Sequence):
             raise InvalidArgumentError(
-                f"[tree] expected paths of at most {heads} ranks, one a head, got {tree.depth}"
+                f"[parts] expected a list of drafters, got {type(self.parts).__name__}"
             )
-        return tree
-
-    def open(self, target: ModelConfig, dtype: str) -> tuple[MedusaCheckpoint, StaticTree]:
-        """The heads for a target of that config and dtype, and the tree that they draft.
-
-        Heads deeper than the tree are left alone. Raises as `open_medusa` does.
-        """
-        from .loading.medusa import open_medusa
-
-        options: dict[str, Any] = {
-            "vocab_size": target.vocab_size,
-            "hidden_size": target.hidden_size,
-            "target_dtype": dtype,
-            "dtype": self.dtype,
-        }
-        checkpoint = open_medusa(self.model, num_heads=self.num_heads, **options)
-        try:
-            tree = self.tree_for(checkpoint.config.num_heads)
-        except BaseException:
-            checkpoint.close()
-            raise
-        if tree.depth < checkpoint.config.num_heads:
-            checkpoint.close()
-            checkpoint = open_medusa(self.model, num_heads=tree.depth, **options)
-        return checkpoint, tree
+        parts = tuple(resolve(part) for part in self.parts)
+        if not 1 <= len(parts) <= 32:
+            raise InvalidArgumentError(f"[parts] expected 1 to 32 drafters, got {len(parts)}")
+        for part in parts:
+            if part is None or isinstance(part, Merge):
+                raise InvalidArgumentError(f"[parts] expected drafters that draft, got {part!r}")
+        models = sum(isinstance(part, _MODELS) for part in parts)
+        if models > 1:
+            raise InvalidArgumentError(f"[parts] expected at most one model or head, got {models}")
+        object.__setattr__(self, "parts", parts)
 
 
-def static_tree(paths: Any) -> StaticTree:
-    """The core's tree of paths of ranks. Raises InvalidArgumentError."""
-
-    def whole(one: Any) -> bool:
-        return isinstance(one, int) and not isinstance(one, bool) and -(2**31) <= one < 2**31
-
-    if (
-        not isinstance(paths, Sequence)
-        or isinstance(paths, (str, bytes))
-        or not all(
-            isinstance(path, Sequence)
-            and not isinstance(path, (str, bytes))
-            and all(map(whole, path))
-            for path in paths
-        )
-    ):
-        raise InvalidArgumentError(f"[tree] expected a list of lists of ranks, got {paths!r}")
-    return StaticTree([list(path) for path in paths])
-
-
-def tree_from_accuracies(accuracies: Sequence[Sequence[float]], nodes: int) -> list[list[int]]:
-    """The tree of that many nodes that is accepted furthest on average, as `Medusa.tree` has it.
-
-    accuracies[d][r], in [0, 1], is how often the alternative of rank r at depth d + 1 is right
-    where the path to it was: measured on texts like those to come, or assumed. The tree grows
-    greedily by the product along a path, which is optimal since a product only falls (arXiv
-    2401.10774, section 2.3.3). Raises InvalidArgumentError.
-    """
-    if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes < 2**31:
-        raise InvalidArgumentError(f"[nodes] expected an integer >= 1, got {nodes!r}")
-    return StaticTree.from_accuracies([list(one) for one in accuracies], nodes).paths
-
-
-AnyDrafter = NGram | DraftModel | SelfDraft | Eagle | Eagle3 | MTP | Medusa | Drafter
-_KINDS = (NGram, DraftModel, SelfDraft, Eagle, MTP, Medusa, Drafter)
-_NAMED: dict[str, type[NGram | SelfDraft | MTP]] = {"ngram": NGram, "self": SelfDraft, "mtp": MTP}
+AnyDrafter = (
+    NGram | Suffix | DraftModel | SelfDraft | Eagle | Eagle3 | MTP | Medusa | Merge | Drafter
+)
+_MODELS = (DraftModel, SelfDraft, Eagle, MTP, Medusa)
+_KINDS = (NGram, Suffix, *_MODELS, Merge, Drafter)
+_NAMED: dict[str, type[NGram | Suffix | SelfDraft | MTP]] = {
+    "ngram": NGram,
+    "suffix": Suffix,
+    "self": SelfDraft,
+    "mtp": MTP,
+}
 _EXPECTED = (
-    "None, 'ngram', 'self', 'mtp', a path or hub id of a smaller model or head, or an object of "
-    "specrt.drafters"
+    "None, 'ngram', 'suffix', 'self', 'mtp', a path or hub id of a smaller model or head, or an "
+    "object of specrt.drafters"
 )
 
 
 def resolve(drafter: Any) -> AnyDrafter | None:
     """`Engine`'s `drafter` argument as one of the classes above.
 
-    None, "ngram", "self", "mtp", an object of these classes, or a smaller model given as `Engine`'s
-    target would be; a folder or hub id may also hold a head, which its config and tensors tell.
-    Raises InvalidArgumentError for anything else.
+    None, "ngram", "suffix", "self", "mtp", an object of these classes, or a smaller model given as
+    `Engine`'s target would be; a folder or hub id may also hold a head, which its config and
+    tensors tell. Raises InvalidArgumentError for anything else.
     """
     if drafter is None or isinstance(drafter, _KINDS):
         return drafter
@@ -398,15 +284,11 @@ def resolve(drafter: Any) -> AnyDrafter | None:
         text = os.fspath(drafter)
         # A word that is neither a hub id ("owner/name") nor a path is a misspelt kind.
         if "/" not in text and os.sep not in text and not os.path.exists(text):
-            raise InvalidArgumentError(
-                f"[drafter] expected {_EXPECTED}, got {text!r}"
-            )
+            raise InvalidArgumentError(f"[drafter] expected {_EXPECTED}, got {text!r}")
         return _recognise(drafter)
     if hasattr(drafter, "state_dict") and hasattr(drafter, "config"):
         return DraftModel(model=drafter)
-    raise InvalidArgumentError(
-        f"[drafter] expected {_EXPECTED}, got {type(drafter).__name__}"
-    )
+    raise InvalidArgumentError(f"[drafter] expected {_EXPECTED}, got {type(drafter).__name__}")
 
 
 def _recognise(model: str | os.PathLike[str]) -> AnyDrafter:
@@ -430,3 +312,31 @@ def _recognise(model: str | os.PathLike[str]) -> AnyDrafter:
     if is_eagle3(folder):
         return Eagle3(model)
     return Eagle(model)
+
+
+def model_part_of(drafter: AnyDrafter | None) -> AnyDrafter | None:
+    """The drafter, or of a `Merge` the part, that runs a model or head; None where none does."""
+    parts = drafter.parts if isinstance(drafter, Merge) else [drafter]
+    return next((part for part in parts if isinstance(part, _MODELS)), None)
+
+
+def _check_integers(spec: Any, *names: str, least: int = 1) -> None:
+    for name in names:
+        value = getattr(spec, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+            raise InvalidArgumentError(f"[{name}] expected an integer >= {least}, got {value!r}")
+
+
+def _check_numbers(spec: Any, name: str, least: float = -math.inf, most: float = math.inf) -> None:
+    value = getattr(spec, name)
+    fine = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not fine or not math.isfinite(value) or not least <= value <= most:
+        raise InvalidArgumentError(
+            f"[{name}] expected a finite number in [{least}, {most}], got {value!r}"
+        )
+
+
+def _check_flags(spec: Any, name: str) -> None:
+    value = getattr(spec, name)
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"[{name}] expected True or False, got {value!r}")

@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from . import _core
-from .assembly import check_full_drafts, check_options, draft_tokens_of
-from .drafters import Drafter, resolve
+from .assembly import POLICIES, check_full_drafts, check_options, draft_tokens_of
+from .drafters import resolve
 from .errors import InvalidArgumentError, SpecrtError, UnsupportedError
 from .loaded import open_target
-from .parts import Asked, Frame, Part, open_part
+from .parts import Asked, Frame, OwnDrafter, Parts, open_parts
 from .planning import (
     Features,
     MemoryPlan,
@@ -70,6 +70,7 @@ class Engine:
         kv_cache_dtype: str = "auto",
         num_speculative_tokens: int | None = None,
         verification: str = "coupled",
+        policy: str = "brake",
         cpu_isa: str = "auto",
         enable_prefix_caching: bool = True,
         check_invariants: bool = False,
@@ -77,8 +78,8 @@ class Engine:
         """Load a target and its drafter.
 
         target: a folder, a hub id, a .gguf file, a file from `save`, or a transformers model.
-        drafter: None, "ngram", "self", "mtp", a smaller model given like the target, a folder or
-            hub id of an EAGLE or Medusa head, or an object of `specrt.drafters`.
+        drafter: None, "ngram", "suffix", "self", "mtp", a smaller model given like the target, a
+            folder or hub id of an EAGLE or Medusa head, or an object of `specrt.drafters`.
         tokenizer: a Hugging Face tokenizer, or where to load one; None takes the target's own.
         device: "auto" or "cpu".
         dtype: of weights: "float32", "bfloat16", "int8" or "int4" (the weights alone), or "w8a8"
@@ -102,6 +103,8 @@ class Engine:
             little more of a sampled draft, and repeat only for the same drafter and settings. Or
             "typical", which is lossy: it accepts what the target finds likely enough (Medusa,
             arXiv 2401.10774); outputs then say `lossless=False`.
+        policy: "brake" (a request whose drafts fail drafts fewer tokens, then none but for a probe
+            now and then) or "fixed" (always `num_speculative_tokens`).
         cpu_isa: "auto", or the instruction-set level to run: "amx", "avx512", "avx2", "scalar".
         enable_prefix_caching: keep the KV blocks of finished requests for prompts that begin
             alike, for as long as running requests leave room.
@@ -114,6 +117,7 @@ class Engine:
         isa = check_options(
             device=device,
             verification=verification,
+            policy=policy,
             cpu_isa=cpu_isa,
             enable_prefix_caching=enable_prefix_caching,
             check_invariants=check_invariants,
@@ -133,11 +137,11 @@ class Engine:
         self._left: list[Request] = []
         """Requests whose caller has gone while a round was under way."""
         opened = open_target(target, tokenizer=tokenizer, dtype=dtype, max_model_len=max_model_len)
-        part: Part | None = None
+        part: Parts | None = None
         try:
             if spec is not None:
                 asked = Asked(num_speculative_tokens, max_model_len, max_batch_size, verification)
-                part = open_part(spec, opened, asked)
+                part = open_parts(spec, opened, asked)
                 draft_tokens = part.draft_tokens
             shape = part.shape if part is not None else None
             defaults = SamplingParams.from_generation_config(opened.generation)
@@ -174,12 +178,14 @@ class Engine:
             check_invariants=check_invariants,
         )
         frame = Frame(self._model, opened, sizes, team, isa, check_invariants)
-        made = part.make(frame) if part is not None else None
-        self._drafter = _core.make_python_drafter(made) if isinstance(made, Drafter) else made
+        self._drafter: OwnDrafter | None = (
+            part.make(frame, self._decoder.memory.weights) if part is not None else None
+        )
         self.verification: str = verification
+        self.policy: str = policy
+        self._plan = POLICIES[policy]
         self._grammar: Grammar | None = None
         self._vocab_size = opened.shape.config.vocab_size
-        self._python_drafter = spec if isinstance(spec, Drafter) else None
         self.num_speculative_tokens: int = draft_tokens
         self._tokenizer = opened.tokenizer
         self._eos = opened.eos_token_ids
@@ -206,15 +212,15 @@ class Engine:
         with self._lock:
             decoder = self._open_decoder()
             own = decoder.memory
-            other = self._drafter.memory if self._drafter is not None else None
+            others = self._drafter.memory if self._drafter is not None else []
             return MemoryPlan(
                 target_weights=own.weights,
                 target_kv_cache=own.kv_cache,
                 target_workspace=own.workspace,
-                drafter_weights=other.weights if other else 0,
-                drafter_kv_cache=other.kv_cache if other else 0,
-                drafter_workspace=other.workspace if other else 0,
-                drafter_index=other.other if other else 0,
+                drafter_weights=sum(one.weights for one in others),
+                drafter_kv_cache=sum(one.kv_cache for one in others),
+                drafter_workspace=sum(one.workspace for one in others),
+                drafter_index=sum(one.other for one in others),
                 kv_cache_tokens=self._kv_cache_tokens,
             )
 
@@ -323,7 +329,6 @@ class Engine:
             self._results.clear()
             self._decoder = None
             self._drafter = None
-            self._python_drafter = None
             del self._model
 
     def __enter__(self) -> Engine:
@@ -531,7 +536,7 @@ class Engine:
             try:
                 if not self._results:
                     self._admit(self._decoder)
-                    plan = _core.plan_fixed(self._decoder, self.num_speculative_tokens)
+                    plan = self._plan(self._decoder, self.num_speculative_tokens)
                     try:
                         self._results.extend(self._decoder.round(plan))
                     except BaseException as error:
@@ -568,8 +573,11 @@ class Engine:
                 if entering.constraint is not None:
                     constraint = _core.make_python_constraint(entering.constraint)
                 try:
+                    drafter = None
+                    if self._drafter is not None and self.num_speculative_tokens > 0:
+                        drafter = self._drafter.for_request()
                     entering.id = decoder.add(
-                        entering.prompt, entering.core_params, self._own_drafter(), constraint
+                        entering.prompt, entering.core_params, drafter, constraint
                     )
                     self._running[entering.id] = entering
                 except SpecrtError as error:
@@ -580,17 +588,6 @@ class Engine:
             if entering is not None:
                 self._waiting.appendleft(entering)
             self._waiting.extendleft(reversed(held))
-
-    def _own_drafter(self) -> _core.CoreDrafter | None:
-        """For one request: a drafter in Python gets a wrapper each, to keep its errors apart.
-
-        None where nothing is ever drafted: then no hidden states are captured either.
-        """
-        if self.num_speculative_tokens == 0:
-            return None
-        if self._python_drafter is not None:
-            return _core.make_python_drafter(self._python_drafter)
-        return self._drafter
 
     def _deliver(
         self,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ._core import SequenceCounters
 
-__all__ = ["Completion", "Increment", "Logprob", "Metrics", "RequestOutput"]
+__all__ = ["Completion", "Increment", "Logprob", "Metrics", "RequestOutput", "SourceMetrics"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,16 @@ class Increment:
 
     text: str
     token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class SourceMetrics:
+    """What one drafter's nodes came to; a node that several proposed counts for each."""
+
+    drafted_tokens: int
+    accepted_tokens: int
+    acceptance_rate: float
+    """accepted / drafted."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,16 @@ class Metrics:
     tpot_seconds: float = 0.0
     """Mean time per token after the first."""
     total_seconds: float = 0.0
+    by_source: InitVar[dict[str, SourceMetrics] | None] = None
+
+    def __post_init__(self, by_source: dict[str, SourceMetrics] | None) -> None:
+        object.__setattr__(self, "_sources", dict(by_source or {}))
+
+    @property
+    def sources(self) -> dict[str, SourceMetrics]:
+        """By who drafted: one entry, or with `Merge` one for each part, truncated rounds too."""
+        found: dict[str, SourceMetrics] = self._sources  # type: ignore[attr-defined]
+        return found
 
     @property
     def tokens_per_second(self) -> float:
@@ -115,6 +135,12 @@ class Metrics:
             ttft_seconds=ttft,
             tpot_seconds=(total - ttft) / after_first if after_first > 0 else 0.0,
             total_seconds=total,
+            by_source={
+                one.source: SourceMetrics(
+                    one.drafted, one.accepted, _ratio(one.accepted, one.drafted)
+                )
+                for one in counters.sources
+            },
         )
 
     def __str__(self) -> str:

@@ -6,12 +6,23 @@ loaded, made over the target's weights, closed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from . import _core
 from .assembly import check_tree, draft_tokens_of, open_draft, vocabulary_map
-from .drafters import MTP, AnyDrafter, Drafter, DraftModel, Eagle, Medusa, NGram, SelfDraft
+from .drafters import (
+    MTP,
+    AnyDrafter,
+    Drafter,
+    DraftModel,
+    Eagle,
+    Medusa,
+    Merge,
+    NGram,
+    SelfDraft,
+    Suffix,
+)
 from .heads import open_head
 from .planning import (
     MEDUSA_FEATURES,
@@ -27,7 +38,7 @@ from .planning import (
 if TYPE_CHECKING:
     from .loaded import Opened
 
-__all__ = ["Asked", "Frame", "Part", "open_part"]
+__all__ = ["Asked", "Frame", "OwnDrafter", "Parts", "open_parts"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,7 @@ class Frame:
 
 
 class Part:
-    """Of nothing but the texts: n-grams."""
+    """Of nothing but the texts, or the user's own."""
 
     shape: DrafterShape | None = None
     """Of what has a KV cache of its own."""
@@ -85,7 +96,10 @@ class Part:
                 min_match=spec.prompt_lookup_min,
                 max_match=spec.prompt_lookup_max,
                 most_recent=spec.most_recent,
+                num_candidates=spec.num_candidates,
             )
+        if isinstance(spec, Suffix):
+            return _make_suffix(spec, frame.opened.shape.config.vocab_size)
         assert isinstance(spec, Drafter)
         return spec
 
@@ -137,9 +151,7 @@ class SelfPart(Part):
             assert self.layers is not None
             return _core.make_layers_drafter(frame.target, layers=self.layers, cpu_isa=frame.isa)
         return _core.make_model_drafter(
-            _core.make_self_draft(
-                frame.target, self.rounded.dtype, self.rounded.config.num_layers
-            ),
+            _core.make_self_draft(frame.target, self.rounded.dtype, self.rounded.config.num_layers),
             target_vocab_size=frame.opened.shape.config.vocab_size,
             vocabulary=None,
             **frame.own_cache(),
@@ -202,8 +214,27 @@ class MedusaPart(Part):
         self.checkpoint.close()
 
 
-def open_part(spec: AnyDrafter, opened: Opened, asked: Asked) -> Part:
-    """Open and check a drafter for a target. Raises as `Engine` does."""
+def _make_suffix(spec: Suffix, vocab_size: int) -> _core.CoreDrafter:
+    cache = spec.cache
+    if cache is None and spec.suffix_decoding_max_cached_requests > 0:
+        cache = _core.SuffixCache(
+            max_depth=spec.suffix_decoding_max_tree_depth,
+            max_requests=spec.suffix_decoding_max_cached_requests,
+            max_tokens=spec.suffix_decoding_max_cached_tokens,
+        )
+    if cache is not None:
+        cache.set_vocabulary(vocab_size)
+    return _core.make_suffix_drafter(
+        max_tree_depth=spec.suffix_decoding_max_tree_depth,
+        max_spec_factor=float(spec.suffix_decoding_max_spec_factor),
+        max_spec_offset=float(spec.suffix_decoding_max_spec_offset),
+        min_token_prob=float(spec.suffix_decoding_min_token_prob),
+        use_tree_spec=spec.suffix_decoding_use_tree_spec,
+        cache=cache,
+    )
+
+
+def _open_part(spec: AnyDrafter, opened: Opened, asked: Asked) -> Part:
     if isinstance(spec, DraftModel):
         return ModelPart(spec, opened, asked)
     if isinstance(spec, SelfDraft):
@@ -213,3 +244,82 @@ def open_part(spec: AnyDrafter, opened: Opened, asked: Asked) -> Part:
     if isinstance(spec, Medusa):
         return MedusaPart(spec, opened, asked)
     return Part(spec, asked)
+
+
+class OwnDrafter:
+    """An engine's drafter as its requests get it.
+
+    A drafter in Python gets a wrapper for each request, to keep its errors apart, and so does a
+    `Merge` that has one among its parts; all else is shared.
+    """
+
+    def __init__(
+        self, parts: list[_core.CoreDrafter | Drafter], merged: bool, target_bytes: int
+    ) -> None:
+        self._parts = parts
+        self._merged = merged
+        self._target_bytes = target_bytes
+        alone = not any(isinstance(part, Drafter) for part in parts)
+        made = self._make()  # which also checks
+        self._shared = made if alone else None
+
+    def _make(self) -> _core.CoreDrafter:
+        parts = [
+            _core.make_python_drafter(part) if isinstance(part, Drafter) else part
+            for part in self._parts
+        ]
+        if not self._merged:
+            return parts[0]
+        return _core.make_merge_drafter(parts, target_bytes=self._target_bytes)
+
+    def for_request(self) -> _core.CoreDrafter:
+        return self._shared if self._shared is not None else self._make()
+
+    @property
+    def memory(self) -> list[_core.MemoryUse]:
+        """Of each part."""
+        if self._shared is not None:
+            return [self._shared.memory]
+        return [part.memory for part in self._parts if not isinstance(part, Drafter)]
+
+
+class Parts:
+    """All parts of a drafter, opened: one, or those of a `Merge`, of which one may run a model."""
+
+    def __init__(self, spec: AnyDrafter, parts: list[Part], draft_tokens: int) -> None:
+        self._parts = parts
+        self._merged = isinstance(spec, Merge)
+        self.draft_tokens = draft_tokens
+        self.shape = next((part.shape for part in parts if part.shape is not None), None)
+        self.fixed = next((part.fixed for part in parts if part.fixed is not None), None)
+        self.features = next((one.features for one in parts if one.features.any), Features())
+
+    def load(self) -> None:
+        """Read weights, before the target's checkpoint is let go."""
+        for part in self._parts:
+            part.load()
+
+    def make(self, frame: Frame, target_bytes: int) -> OwnDrafter:
+        """`target_bytes`: of the target's weights, by which costs are measured."""
+        return OwnDrafter([part.make(frame) for part in self._parts], self._merged, target_bytes)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+
+def open_parts(spec: AnyDrafter, opened: Opened, asked: Asked) -> Parts:
+    """Open and check a drafter for a target. Raises as `Engine` does."""
+    if not isinstance(spec, Merge):
+        part = _open_part(spec, opened, asked)
+        return Parts(spec, [part], part.draft_tokens)
+    tokens = draft_tokens_of(spec, asked.draft_tokens)
+    parts: list[Part] = []
+    try:
+        for one in spec.parts:
+            parts.append(_open_part(one, opened, replace(asked, draft_tokens=tokens)))
+    except BaseException:
+        for part in parts:
+            part.close()
+        raise
+    return Parts(spec, parts, tokens)

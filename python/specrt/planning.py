@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from .drafters import MTP, AnyDrafter, DraftModel, Eagle, Medusa, SelfDraft, resolve
+from .drafters import MTP, AnyDrafter, DraftModel, Eagle, Medusa, SelfDraft, model_part_of, resolve
 from .errors import CapacityError, InvalidArgumentError, LoadError
 from .loading import Checkpoint, ModelFields, open_checkpoint
 from .loading.checkpoint import resolve_dtype
@@ -33,7 +33,7 @@ class MemoryPlan:
     drafter_kv_cache: int
     drafter_workspace: int
     drafter_index: int
-    """Indexes of n-gram drafters; grows with the texts and is 0 in a plan."""
+    """Indexes of lookups; grows with the texts and is 0 in a plan."""
     kv_cache_tokens: int
     """Tokens that the KV cache holds, all sequences together (a number, not bytes)."""
 
@@ -75,6 +75,10 @@ class Features:
     """The residual stream as it enters these layers; num_layers: as it leaves the last."""
     normed: bool = False
     """And the final norm's output."""
+
+    @property
+    def any(self) -> bool:
+        return self.normed or bool(self.layers)
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of the core's functions."""
@@ -417,12 +421,13 @@ def plan(
     """What `Engine` with the same arguments takes, from headers alone; no weight is read."""
     from .heads import open_head
 
-    spec = resolve(drafter)
+    whole = resolve(drafter)
+    spec = model_part_of(whole)
     check_positive(max_model_len=max_model_len)
     drafter_shape: DrafterShape | None = None
     features = Features()
     if isinstance(spec, (Eagle, MTP)):
-        tokens = spec.num_speculative_tokens or 0
+        tokens = (whole.num_speculative_tokens if whole is not None else None) or 0
         if num_speculative_tokens is not None:
             tokens = num_speculative_tokens
         shape, checkpoint = open_shape(target, dtype, max_model_len)

@@ -96,10 +96,35 @@ void DraftTree::clear() {
   depths_.clear();
   log_probs_.clear();
   source_.clear();
+  sources_.clear();
+  node_sources_.clear();
   draw_ = Draw::deterministic;
   distributions_.clear();
   distribution_row_.clear();
   distribution_size_ = 0;
+}
+
+void DraftTree::set_sources(std::span<const std::string> names) {
+  if (names.size() > 32) refuse("sources", "at most 32 names", count_of(names.size()));
+  sources_.assign(names.begin(), names.end());
+  node_sources_.assign(size(), 0);
+}
+
+std::uint32_t DraftTree::sources_of(std::int32_t node) const {
+  if (node < 0 || node >= static_cast<std::int64_t>(size())) {
+    refuse("node", "a node of the draft", std::to_string(node));
+  }
+  return sources_.empty() ? 1u : node_sources_[static_cast<std::size_t>(node)];
+}
+
+void DraftTree::set_sources_of(std::int32_t node, std::uint32_t bits) {
+  if (node < 0 || node >= static_cast<std::int64_t>(node_sources_.size())) {
+    refuse("node", "a node of a draft with sources", std::to_string(node));
+  }
+  if (std::uint64_t{bits} >> sources_.size() != 0) {
+    refuse("sources", "bits of the " + count_of(sources_.size()) + " names", std::to_string(bits));
+  }
+  node_sources_[static_cast<std::size_t>(node)] = bits;
 }
 
 std::span<const float> DraftTree::distribution(std::int32_t node) const {
@@ -144,6 +169,7 @@ std::int32_t DraftTree::add(TokenId token, std::int32_t parent, float log_prob) 
   parents_.push_back(parent);
   depths_.push_back(parent == kRoot ? 1 : depths_[parent] + 1);
   log_probs_.push_back(log_prob);
+  if (!sources_.empty()) node_sources_.push_back(0);
   return static_cast<std::int32_t>(index);
 }
 
@@ -189,11 +215,13 @@ bool DraftTree::compact(const Keep& keep) {
     tokens_[to] = tokens_[i];
     parents_[to] = parents_[i] == kRoot ? kRoot : depths_[parents_[i]];
     log_probs_[to] = log_probs_[i];
+    if (!sources_.empty()) node_sources_[to] = node_sources_[i];
   }
   tokens_.resize(kept);
   parents_.resize(kept);
   depths_.resize(kept);
   log_probs_.resize(kept);
+  if (!sources_.empty()) node_sources_.resize(kept);
   for (std::size_t i = 0; i < kept; ++i) {
     depths_[i] = parents_[i] == kRoot ? 1 : depths_[parents_[i]] + 1;
   }

@@ -22,6 +22,8 @@ struct Decoder::Impl {
   DecoderOptions options;
   Runner runner;
   Chooser chooser;
+  const std::int64_t weight_bytes;
+  const double row_cost;  // of one more row in a pass, as a share of a pass of one
   std::vector<std::unique_ptr<Sequence>> live;  // in order of arrival
   std::vector<std::unique_ptr<Sequence>> gone;  // finished in the last round
   std::unordered_map<SequenceId, Sequence*> by_id;

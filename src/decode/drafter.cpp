@@ -18,4 +18,8 @@ std::int64_t Drafter::known_positions(SequenceId) const {
 
 void Drafter::observe_features(std::span<const ObservedFeatures>) {}
 
+void Drafter::finished(SequenceId, std::span<const TokenId>) {}
+
+double Drafter::step_cost(std::int64_t) const { return 0.0; }
+
 }  // namespace specrt

@@ -28,6 +28,8 @@ HeadDrafter::HeadDrafter(const Model& head, const Model& target, const DraftHead
       keys_(target_vocab_),
       remembers_(options.enable_prefix_caching && keys_.usable(options.block_size)),
       active_(static_cast<std::size_t>(sizes_.sequences)) {
+  step_bytes_ = head.data().bytes_read(head.config().num_layers);
+  if (!head.config().head.own_lm_head) step_bytes_ += target.data().bytes_read(0);
   const auto states = static_cast<std::size_t>(sizes_.state_rows * head.config().hidden_size);
   for (auto& one : hidden_) one.resize(states);
   if (!options.target_of_draft.empty()) by_target_.resize(static_cast<std::size_t>(target_vocab_));
@@ -126,6 +128,10 @@ MemoryUse HeadDrafter::memory() const {
   MemoryUse use = runner_.memory();
   use.workspace = sizes_.workspace_bytes(runner_.config(), options_, target_vocab_);
   return use;
+}
+
+double HeadDrafter::step_cost(std::int64_t target_bytes) const {
+  return static_cast<double>(step_bytes_) / static_cast<double>(target_bytes);
 }
 
 // Lays out a state's next `count` rows.

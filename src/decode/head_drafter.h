@@ -36,6 +36,7 @@ class HeadDrafter final : public Drafter {
   void observe_features(std::span<const ObservedFeatures> batch) override;
   void release(SequenceId id) override;
   MemoryUse memory() const override;
+  double step_cost(std::int64_t target_bytes) const override;
 
  private:
   struct State {
@@ -106,6 +107,7 @@ class HeadDrafter final : public Drafter {
   std::array<std::vector<float>, 2> hidden_;  // the head's own states, of a level and of the next
   std::size_t now_ = 0;
   std::vector<float> by_target_;
+  std::int64_t step_bytes_ = 0;  // that a step reads
 
   // Of a group of requests; they keep their memory.
   std::vector<Active> active_;

@@ -38,6 +38,10 @@ class LayersDrafter final : public Drafter {
     }
   }
   MemoryUse memory() const override { return memory_of_layers_drafter(target_.config()); }
+  double step_cost(std::int64_t target_bytes) const override {
+    return static_cast<double>(target_.data().bytes_read(layers_)) /
+           static_cast<double>(target_bytes);
+  }
 
   void propose(std::span<const DraftRequest> requests, std::span<DraftTree> out) override {
     if (requests.empty()) return;

@@ -84,6 +84,12 @@ class MedusaDrafter final : public Drafter {
     return memory_of_medusa(heads_.config(), heads_.precision(), static_cast<int>(max_batch_size_));
   }
 
+  /// All heads run at once; a level's share of them.
+  double step_cost(std::int64_t target_bytes) const override {
+    return static_cast<double>(memory().weights) /
+           static_cast<double>(heads_.config().num_heads * target_bytes);
+  }
+
   void propose(std::span<const DraftRequest> requests, std::span<DraftTree> out) override {
     const cpu::FpMode mode;
     active_.clear();

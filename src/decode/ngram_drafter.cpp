@@ -2,8 +2,10 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "core/suffix_index.h"
+#include "decode/observed.h"
 #include "specrt/drafter.h"
 #include "specrt/error.h"
 
@@ -23,6 +25,10 @@ class NgramDrafter final : public Drafter {
           "an integer >= prompt_lookup_min (" + std::to_string(options.min_match) + ")",
           std::to_string(options.max_match)));
     }
+    if (options.num_candidates < 1) {
+      throw InvalidArgument(expected_got("num_candidates", "an integer >= 1",
+                                         std::to_string(options.num_candidates)));
+    }
   }
 
   const std::string& name() const override { return name_; }
@@ -31,9 +37,9 @@ class NgramDrafter final : public Drafter {
     if (sequences_.contains(id)) {
       throw InvalidArgument(expected_got("sequence", "an id not in use", std::to_string(id)));
     }
-    SuffixIndex index(options_.max_match, options_.most_recent, max_length);
-    index.append(prompt);
-    sequences_.emplace(id, std::move(index));
+    Sequence sequence{SuffixIndex(options_.max_match, options_.most_recent, max_length), {}};
+    append(sequence, prompt);
+    sequences_.emplace(id, std::move(sequence));
   }
 
   void propose(std::span<const DraftRequest> requests, std::span<DraftTree> out) override {
@@ -42,16 +48,16 @@ class NgramDrafter final : public Drafter {
                                          std::to_string(out.size())));
     }
     for (std::size_t i = 0; i < requests.size(); ++i) {
-      SuffixIndex& index = find(requests[i].id);
-      catch_up(index, requests[i]);
+      Sequence& sequence = find(requests[i].id);
+      append(sequence, unobserved(requests[i], sequence.index.text()));
       out[i].clear();
       out[i].set_source(name_);
-      draft(index, std::min(requests[i].max_nodes, requests[i].max_depth), out[i]);
+      draft(sequence, requests[i], out[i]);
     }
   }
 
   void observe(SequenceId id, std::span<const TokenId> committed) override {
-    find(id).append(committed);
+    append(find(id), committed);
   }
 
   void release(SequenceId id) override {
@@ -60,57 +66,97 @@ class NgramDrafter final : public Drafter {
 
   MemoryUse memory() const override {
     MemoryUse use;
-    for (const auto& [id, index] : sequences_) use.other += index.bytes();
+    for (const auto& [id, one] : sequences_) {
+      use.other += one.index.bytes() +
+                   static_cast<std::int64_t>(one.matches.capacity() * sizeof(SuffixIndex::Match));
+    }
     return use;
   }
 
  private:
+  struct Sequence {
+    SuffixIndex index;
+    // With several candidates: the match that the text had when it was so many tokens, less one.
+    std::vector<SuffixIndex::Match> matches;
+  };
+
   [[noreturn]] static void unknown(SequenceId id) {
     throw InvalidArgument(expected_got("sequence", "an admitted id", std::to_string(id)));
   }
 
-  SuffixIndex& find(SequenceId id) {
+  Sequence& find(SequenceId id) {
     const auto found = sequences_.find(id);
     if (found == sequences_.end()) unknown(id);
     return found->second;
   }
 
-  // The request is the truth: what was not observed is indexed now. Comparing all of it would
-  // cost as much as the text is long.
-  static void catch_up(SuffixIndex& index, const DraftRequest& request) {
-    const std::size_t known = index.text().size();
-    if (request.tokens.size() < known) {
-      throw InternalError(expected_got("tokens",
-                                       "at least the " + std::to_string(known) +
-                                           " tokens observed of sequence " +
-                                           std::to_string(request.id),
-                                       std::to_string(request.tokens.size())));
+  void append(Sequence& sequence, std::span<const TokenId> tokens) const {
+    if (options_.num_candidates == 1) {
+      sequence.index.append(tokens);
+      return;
     }
-    if (known > 0 && request.tokens[known - 1] != index.text().back()) {
-      throw InternalError(expected_got("tokens",
-                                       "token " + std::to_string(index.text().back()) +
-                                           " as observed at " + std::to_string(known - 1) +
-                                           " of sequence " + std::to_string(request.id),
-                                       std::to_string(request.tokens[known - 1])));
+    for (const TokenId token : tokens) {
+      sequence.index.append(token);
+      sequence.matches.push_back(sequence.index.match());
     }
-    if (request.tokens.size() > known) index.append(request.tokens.subspan(known));
   }
 
-  // What followed the earlier occurrence; past the end of the text the copy goes on into itself,
-  // so that a period continues.
-  void draft(const SuffixIndex& index, std::int64_t count, DraftTree& tree) const {
-    const SuffixIndex::Match match = index.match();
+  void draft(const Sequence& sequence, const DraftRequest& request, DraftTree& tree) {
+    SuffixIndex::Match match = sequence.index.match();
     if (match.length < options_.min_match) return;
-    const std::span<const TokenId> followed = index.text().subspan(match.next);
-    for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t back = i - std::ssize(followed);
-      tree.add(back < 0 ? followed[i] : tree.tokens()[back], static_cast<std::int32_t>(i) - 1);
+    std::int64_t left = request.max_nodes;
+    if (options_.num_candidates == 1 || needs_chain(request.sampling)) {
+      copy(sequence.index.text(), match.next, request.max_depth, left, tree);
+      return;
     }
+    starts_.clear();
+    while (match.length >= options_.min_match) {
+      starts_.push_back(match.next);
+      if (std::ssize(starts_) == options_.num_candidates) break;
+      match = sequence.matches[static_cast<std::size_t>(match.next) - 1];
+    }
+    // The others share a quarter, and what they leave goes back to the first.
+    const std::int64_t others = std::ssize(starts_) - 1;
+    const std::int64_t share = others == 0 ? 0 : left / 4 / others;
+    std::int64_t first = left - share * others;
+    left = share * others + copy(sequence.index.text(), starts_[0], request.max_depth, first, tree);
+    for (std::int64_t i = 1; i <= others; ++i) {
+      const std::int64_t own = left / (others + 1 - i);
+      left += copy(sequence.index.text(), starts_[static_cast<std::size_t>(i)], request.max_depth,
+                   own, tree) -
+              own;
+    }
+    copy(sequence.index.text(), starts_[0], request.max_depth, left, tree);
+  }
+
+  // Adds what follows position `from` to the tree: at most `nodes` new nodes. Past the end of the
+  // text the copy goes on into itself, so that a period continues. Returns the nodes left over.
+  static std::int64_t copy(std::span<const TokenId> text, std::int64_t from, std::int64_t depth,
+                           std::int64_t nodes, DraftTree& tree) {
+    const std::int64_t period = std::ssize(text) - from;
+    std::int32_t node = DraftTree::kRoot;
+    for (std::int64_t i = 0; i < depth && nodes > 0; ++i) {
+      const TokenId token = text[static_cast<std::size_t>(from + i % period)];
+      const std::int32_t known = tree.child(node, token);
+      if (known >= 0) {
+        node = known;
+        continue;
+      }
+      node = tree.add(token, node);
+      --nodes;
+    }
+    return nodes;
+  }
+
+  static bool needs_chain(const SamplingParams* sampling) {
+    return sampling != nullptr && !sampling->greedy() &&
+           sampling->verification == Verification::block;
   }
 
   const std::string name_ = "ngram";
   const NgramOptions options_;
-  std::unordered_map<SequenceId, SuffixIndex> sequences_;
+  std::unordered_map<SequenceId, Sequence> sequences_;
+  std::vector<std::int64_t> starts_;
 };
 
 }  // namespace

@@ -226,7 +226,10 @@ void Decoder::Impl::settle(Sequence& s, double seconds, double sample_seconds) {
   if (prefill) {
     counters.tokens += 1;
   } else {
-    count_round(s, static_cast<std::int64_t>(emitted.size()), was_truncated(s), 1, counters);
+    const bool truncated = was_truncated(s);
+    count_round(s, static_cast<std::int64_t>(emitted.size()), truncated, 1, counters);
+    s.brake.observe(std::ssize(s.draft.tokens()), s.draft.max_depth(), std::ssize(emitted) - 1,
+                    s.draft.has_children(s.walk.node()), !truncated);
   }
   if (s.walk.end() == WalkEnd::stop) s.finish = Finish::stop;
   if (s.walk.end() == WalkEnd::length) s.finish = Finish::length;
@@ -247,6 +250,7 @@ void Decoder::Impl::retire() {
     by_id.erase(s->id);
     if (s->drafter != nullptr) {
       try {
+        if (s->finish != Finish::error) s->drafter->finished(s->id, s->tokens);
         s->drafter->release(s->id);
       } catch (const std::exception&) {  // its own loss; the sequence is over
       }

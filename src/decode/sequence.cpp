@@ -9,6 +9,42 @@ bool Sequence::is_stop(TokenId token) const {
          params.stop_token_ids.end();
 }
 
+namespace {
+
+SourceCounters& counters_of(const std::string& source, SequenceCounters& counters) {
+  for (SourceCounters& one : counters.sources) {
+    if (one.source == source) return one;
+  }
+  return counters.sources.emplace_back(SourceCounters{source, 0, 0});
+}
+
+void count_sources(const Sequence& sequence, std::int64_t accepted, std::int64_t sign,
+                   SequenceCounters& counters) {
+  const DraftTree& draft = sequence.draft;
+  if (draft.empty()) return;
+  if (draft.sources().empty()) {
+    SourceCounters& one = counters_of(draft.source(), counters);
+    one.drafted += sign * static_cast<std::int64_t>(draft.size());
+    one.accepted += sign * accepted;
+    return;
+  }
+  const std::span<const std::int32_t> path(sequence.walk.path());
+  for (std::size_t source = 0; source < draft.sources().size(); ++source) {
+    SourceCounters& one = counters_of(draft.sources()[source], counters);
+    const auto proposed = [&](std::int32_t node) {
+      return sign * static_cast<std::int64_t>(draft.sources_of(node) >> source & 1u);
+    };
+    for (std::int32_t node = 0; node < static_cast<std::int32_t>(draft.size()); ++node) {
+      one.drafted += proposed(node);
+    }
+    for (const std::int32_t node : path.first(static_cast<std::size_t>(accepted))) {
+      one.accepted += proposed(node);
+    }
+  }
+}
+
+}  // namespace
+
 bool was_truncated(const Sequence& sequence) {
   return sequence.pruned || sequence.walk.end() != WalkEnd::mismatch;
 }
@@ -21,6 +57,7 @@ void count_round(const Sequence& sequence, std::int64_t emitted, bool truncated,
   counters.drafted += sign * static_cast<std::int64_t>(draft.size());
   counters.accepted += sign * accepted;
   counters.tokens += sign * emitted;
+  count_sources(sequence, accepted, sign, counters);
   if (truncated) {
     counters.truncated_rounds += sign;
     return;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "decode/acceptance.h"
 #include "decode/logits_state.h"
 #include "decode/rejection.h"
 #include "decode/typical.h"
@@ -22,6 +23,7 @@ struct Sequence {
   std::int64_t processed = 0;   // prompt tokens with K/V in the cache
   std::int64_t max_length = 0;  // of tokens
   SequenceCounters counters;
+  Brake brake;
   LogitsState state;  // history, penalties, masks
   std::vector<TokenLogprobs> prompt_logprobs;
   bool prompt_told = false;

@@ -23,6 +23,19 @@ const WeightEntry* ModelData::find_entry(const std::string& name, const std::byt
   return &found->second;
 }
 
+std::int64_t ModelData::bytes_read(std::int64_t count) const {
+  const auto bytes = [](const Matrix& matrix) {
+    return matrix.data == nullptr ? 0 : cpu::packed_bytes(matrix.n, matrix.k, matrix.precision);
+  };
+  std::int64_t sum = bytes(head) + bytes(fc);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const LayerWeights& layer = layers[static_cast<std::size_t>(i)];
+    // Gate and up lie in turn; n counts one of them.
+    sum += bytes(layer.qkv) + bytes(layer.output) + 2 * bytes(layer.gate_up) + bytes(layer.down);
+  }
+  return sum;
+}
+
 void ModelData::resolve() {
   const auto matrix = [&](const std::string& name) {
     const std::byte* at = nullptr;

@@ -102,6 +102,8 @@ struct ModelData {
   const std::byte* arena() const { return buffer.data() + arena_offset; }
   /// An entry, here or in `shared`, and where it lies; null where there is none.
   const WeightEntry* find_entry(const std::string& name, const std::byte** at) const;
+  /// Bytes of weights that a pass through the first `layers` layers and the head reads.
+  std::int64_t bytes_read(std::int64_t layers) const;
   /// Points the fields above into the arena.
   void resolve();
 };

@@ -280,7 +280,9 @@ def test_acceptance_does_not_fade(l2: Path, l2_close: Path) -> None:
     # A draft cache that lags by a token after each rejection would be wrong ever more often.
     options: dict[str, Any] = {"max_model_len": 1100, "max_batch_size": 1, "threads": 1}
     params = SamplingParams(max_tokens=500, temperature=0.8, seed=4, ignore_eos=True)
-    with Engine(l2, DraftModel(model=l2_close), num_speculative_tokens=3, **options) as engine:
+    with Engine(
+        l2, DraftModel(model=l2_close), num_speculative_tokens=3, policy="fixed", **options
+    ) as engine:
         first = engine.generate([1, 2, 3], params)
         # The same text goes on; the drafter's cache is filled anew from the prompt.
         text = [*first.prompt_token_ids, *first.token_ids]
@@ -294,7 +296,7 @@ def test_acceptance_does_not_fade(l2: Path, l2_close: Path) -> None:
 def test_draft_cache_after_rejections_is_as_fresh(l2: Path, l2_close: Path) -> None:
     # Drafts of a long run, round by round, equal those of fresh requests at the same place.
     params = greedy(40)
-    options: dict[str, Any] = {**SMALL, "num_speculative_tokens": 3}
+    options: dict[str, Any] = {**SMALL, "num_speculative_tokens": 3, "policy": "fixed"}
     with Engine(l2, DraftModel(model=l2_close), **options) as engine:
         run = engine.generate([1, 2, 3], params)
         metrics = run.metrics
@@ -551,7 +553,7 @@ def test_golden_counts_of_bigram_pairs(make_bigram: Callable[..., Path]) -> None
     near = logits + draw.normal(0, 1.0, (16, 16)).astype(np.float32)
     target, draft = make_bigram(logits), make_bigram(near)
     options = {"max_model_len": 256, "num_speculative_tokens": 4, "cpu_isa": "scalar", "threads": 1}
-    with Engine(target, DraftModel(model=draft), **options) as engine:
+    with Engine(target, DraftModel(model=draft), policy="fixed", **options) as engine:
         params = [
             SamplingParams(max_tokens=200, seed=s, temperature=t)
             for s, t in ((1, 0.0), (1, 0.5), (1, 1.0), (2, 1.5))
@@ -576,7 +578,8 @@ def test_counters_of_scripted_drafters(l2: Path) -> None:
     def counts(drafter: Drafter, gamma: int) -> tuple[int, int, int]:
         sizes: list[int] = []
         watched = Watched(drafter, lambda _, tree: sizes.append(len(tree)))
-        with Engine(l2, watched, num_speculative_tokens=gamma, **SMALL) as engine:
+        options = {"num_speculative_tokens": gamma, "policy": "fixed", **SMALL}
+        with Engine(l2, watched, **options) as engine:
             metrics = engine.generate(prompt, greedy(61)).metrics
         assert metrics.drafted_tokens <= sum(sizes)
         return metrics.rounds, metrics.drafted_tokens, metrics.accepted_tokens

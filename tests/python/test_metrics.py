@@ -19,8 +19,11 @@ from specrt.drafters import DraftModel, NGram
 SMALL: dict[str, Any] = {"max_model_len": 512, "max_batch_size": 8, "threads": 1}
 
 
-def run(model: Path, drafter: Any, gamma: int, count: int, **params: Any) -> Metrics:
-    with Engine(model, drafter, num_speculative_tokens=gamma, **SMALL) as engine:
+def run(
+    model: Path, drafter: Any, gamma: int, count: int, policy: str = "brake", **params: Any
+) -> Metrics:
+    options = {"num_speculative_tokens": gamma, "policy": policy, **SMALL}
+    with Engine(model, drafter, **options) as engine:
         output = engine.generate([0], greedy(count, **params))
     assert_identities(output)
     return output.metrics
@@ -72,7 +75,7 @@ def test_oracle(counter: Path) -> None:
 
 
 def test_always_wrong(counter: Path) -> None:
-    metrics = run(counter, Counting(step=2), 4, 41)
+    metrics = run(counter, Counting(step=2), 4, 41, policy="fixed")
     assert metrics.rounds == 40
     assert metrics.accepted_tokens == 0
     assert metrics.acceptance_rate == metrics.alpha == 0.0

@@ -336,7 +336,7 @@ def test_acceptance_of_a_sampled_draft(make_bigram: Callable[..., Path]) -> None
     for verification in ("coupled", *KINDS):
         with Engine(
             target, DraftModel(model=draft), verification=verification, num_speculative_tokens=5,
-            **OPTIONS,
+            policy="fixed", **OPTIONS,
         ) as engine:  # fmt: skip
             given = outputs(engine, 3000, tokens=20, temperature=1.0)
         tally = Tally()

@@ -101,7 +101,7 @@ def test_tokens_of_the_target_alone(target: Path, tmp_path: Path) -> None:
         expected = engine.generate(prompts, params)
     for verification in ("coupled", "rejection"):
         with pytest.warns(UserWarning, match="another vocabulary"):
-            engine = Engine(merged, target, verification=verification, **SMALL)
+            engine = Engine(merged, target, verification=verification, policy="fixed", **SMALL)
         with engine:
             outputs = engine.generate(prompts, params)
             assert sum(one.metrics.drafted_tokens for one in outputs) > 100

@@ -125,7 +125,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
 def check_kept(path: Path, dtype: str, recorder: type[Recorder], what: str) -> None:
     """The integers are kept, and the model says what its bfloat16 reading says, nearly.
 
-    Nearly, since that rounds the weights that the integers stand for. One integer in the wrong place
+    Nearly, since that rounds the weights that the integers stand for. One integer in a wrong place
     would show: what these models say is tens apart.
     """
     got = run(path, dtype)

@@ -34,8 +34,10 @@ def reference(target: Path) -> Any:
 def watched(engine: specrt.Engine) -> list[tuple[list[int], dict[tuple[int, ...], float]]]:
     """Every draft that the engine makes from now on, with the tokens before it."""
     seen: list[Any] = []
-    engine._drafter = _core.make_watched_drafter(
-        engine._drafter, lambda tokens, tree: seen.append((tokens, paths(tree)))
+    own = engine._drafter
+    assert own is not None
+    own._shared = _core.make_watched_drafter(
+        own._shared, lambda tokens, tree: seen.append((tokens, paths(tree)))
     )
     return seen
 
@@ -126,7 +128,9 @@ def test_drafts_are_those_of_the_published_module(
         kind(folder, num_speculative_tokens=4),
         kind(folder, total_token=12, depth=3, top_k=3),
     ):
-        with specrt.Engine(target, spec, check_invariants=True, block_size=4) as engine:
+        with specrt.Engine(
+            target, spec, check_invariants=True, block_size=4, policy="fixed"
+        ) as engine:
             seen = watched(engine)
             engine.generate(PROMPTS[0], greedy(8))
             engine.generate(PROMPTS[2], greedy(3))
@@ -197,7 +201,7 @@ def test_output_is_that_of_no_drafter(name: str, dtype: str, target: Path, tmp_p
         drafted = 0
         with specrt.Engine(
             target, spec, dtype=dtype, check_invariants=True, block_size=4,
-            max_num_batched_tokens=128,
+            max_num_batched_tokens=128, policy="fixed",
         ) as engine:  # fmt: skip
             assert_same(engine.generate(PROMPTS, params), expected, spec)
             for prompt, one, output in zip(PROMPTS, params, expected, strict=True):
@@ -217,7 +221,9 @@ def test_sampled_trees_go_with_the_other_verifications(
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=3)
     texts = []
     for _ in range(2):
-        with specrt.Engine(target, spec, verification=verification, max_batch_size=8) as engine:
+        with specrt.Engine(
+            target, spec, verification=verification, max_batch_size=8, policy="fixed"
+        ) as engine:
             outputs = engine.generate(PROMPTS, params)
             assert sum(one.metrics.drafted_tokens for one in outputs) > 50
             texts.append([one.token_ids for one in outputs])
@@ -259,7 +265,7 @@ def test_a_head_that_knows_is_always_accepted(tmp_path: Path) -> None:
         Eagle3(folder, num_speculative_tokens=3, aux_layer_ids=layers),
         Eagle3(folder, num_speculative_tokens=3, aux_layer_ids=(0, 0, 0), aux_convention="output"),
     ):
-        with specrt.Engine(target, spec) as engine:
+        with specrt.Engine(target, spec, policy="fixed") as engine:
             metrics = engine.generate([3, 4, 5], greedy(13)).metrics
             assert (metrics.drafted_tokens, metrics.accepted_tokens, metrics.rounds) == (9, 9, 3)
     # Traps, sprung on purpose: the state fed back is the one before the final norm, and the
@@ -268,7 +274,7 @@ def test_a_head_that_knows_is_always_accepted(tmp_path: Path) -> None:
     for flag, numbers in (("norm_output", (16, 6, 6)), ("norm_before_residual", (30, 0, 12))):
         folder = write(tmp_path / flag, head.config(**{flag: True}), head.stored())
         spec = Eagle3(folder, num_speculative_tokens=3, aux_layer_ids=layers)
-        with specrt.Engine(target, spec) as engine:
+        with specrt.Engine(target, spec, policy="fixed") as engine:
             metrics = engine.generate([3, 4, 5], greedy(13)).metrics
             assert (
                 metrics.drafted_tokens,
@@ -282,7 +288,7 @@ def test_a_head_that_knows_is_always_accepted(tmp_path: Path) -> None:
     head.tensors["lm_head.weight"] = 10.0 * torch.eye(16).roll(1, 0)[::2]
     folder = write(tmp_path / "half", head.config(), head.stored())
     with specrt.Engine(
-        target, Eagle3(folder, num_speculative_tokens=1, aux_layer_ids=layers)
+        target, Eagle3(folder, num_speculative_tokens=1, aux_layer_ids=layers), policy="fixed"
     ) as engine:
         seen = watched(engine)
         metrics = engine.generate([2, 3], greedy(12)).metrics

@@ -170,7 +170,7 @@ def test_a_drafter_has_its_own_window(tmp_path: Path) -> None:
     prompt, count, at_once = prompts()[2][:20], 40, 3
     with Engine(
         target, drafters.DraftModel(model=draft), num_speculative_tokens=at_once,
-        max_model_len=128, max_batch_size=1,
+        max_model_len=128, max_batch_size=1, policy="fixed",
     ) as engine:  # fmt: skip
         output = engine.generate(prompt, greedy(count))
     model, text = model_of(draft), [*prompt, *output.token_ids]

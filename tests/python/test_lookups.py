@@ -313,7 +313,7 @@ def test_merge_arguments(counter: Path) -> None:
     for parts in ([], [None], [3], "ngram", NGram(), [Merge(["ngram"])], ["ngramm"], [NGram]):
         with pytest.raises(InvalidArgumentError):
             Merge(parts)
-    with pytest.raises(InvalidArgumentError, match="at most one draft model"):
+    with pytest.raises(InvalidArgumentError, match="at most one model or head"):
         Merge([DraftModel(model=counter), DraftModel(model=counter)])
     with pytest.raises(InvalidArgumentError, match=r"\[num_speculative_tokens\]"):
         Merge(["ngram"], num_speculative_tokens=0)

@@ -101,10 +101,14 @@ def test_drafts_are_those_of_the_published_module(kind: str, llama: Path, tmp_pa
     )
     specs = (MTP(), MTP(num_speculative_tokens=3), MTP(top_k=3, total_token=9, depth=2))
     for spec in specs:
-        with specrt.Engine(folder, spec, block_size=4, check_invariants=True) as engine:
+        with specrt.Engine(
+            folder, spec, block_size=4, check_invariants=True, policy="fixed"
+        ) as engine:
             seen: list[Any] = []
-            engine._drafter = _core.make_watched_drafter(
-                engine._drafter,
+            own = engine._drafter
+            assert own is not None
+            own._shared = _core.make_watched_drafter(
+                own._shared,
                 lambda tokens, tree: seen.append((tokens, paths(tree))),  # noqa: B023
             )
             engine.generate(PROMPTS[0], greedy(8))
@@ -133,7 +137,9 @@ def test_output_is_that_of_no_drafter(kind: str, dtype: str, llama: Path, tmp_pa
     with specrt.Engine(plain, dtype=dtype) as engine:
         expected = engine.generate(PROMPTS, params)
     for spec in ("mtp", MTP(num_speculative_tokens=8), MTP(top_k=3, total_token=12, depth=3)):
-        with specrt.Engine(folder, spec, dtype=dtype, check_invariants=True) as engine:
+        with specrt.Engine(
+            folder, spec, dtype=dtype, check_invariants=True, policy="fixed"
+        ) as engine:
             assert engine.memory == specrt.plan(folder, spec, dtype=dtype)
             outputs = engine.generate(PROMPTS, params)
             assert_same(outputs, expected, (kind, spec))
@@ -147,10 +153,12 @@ def test_the_first_position_does_not_depend_on_the_number_of_steps(
     folder, _ = target_of("deepseek", module("deepseek", seed=52), llama, tmp_path)
     firsts = []
     for tokens in range(1, 9):
-        with specrt.Engine(folder, MTP(num_speculative_tokens=tokens)) as engine:
+        with specrt.Engine(folder, MTP(num_speculative_tokens=tokens), policy="fixed") as engine:
             seen: dict[int, Any] = {}
-            engine._drafter = _core.make_watched_drafter(
-                engine._drafter,
+            own = engine._drafter
+            assert own is not None
+            own._shared = _core.make_watched_drafter(
+                own._shared,
                 lambda before, tree: seen.setdefault(len(before), tree.tokens[:1]),  # noqa: B023
             )
             engine.generate(PROMPTS[2], greedy(30))

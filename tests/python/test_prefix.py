@@ -21,7 +21,12 @@ import specrt
 from specrt import Engine, RequestOutput, SamplingParams
 from specrt.drafters import DraftModel, NGram
 
-OPTIONS: dict[str, Any] = {"max_model_len": 128, "max_batch_size": 5, "threads": 1}
+OPTIONS: dict[str, Any] = {
+    "max_model_len": 128,
+    "max_batch_size": 5,
+    "threads": 1,
+    "policy": "fixed",
+}
 COUNTS = ("rounds", "drafted_tokens", "accepted_tokens", "acceptance_rate_per_position", "alpha")
 
 

@@ -31,7 +31,12 @@ V = 264
 TOKENS = 28
 EOS = (10, 100, 200)
 LETTERS = list(range(97, 123))
-OPTIONS: dict[str, Any] = {"max_model_len": 96, "max_batch_size": 5, "threads": 1}
+OPTIONS: dict[str, Any] = {
+    "max_model_len": 96,
+    "max_batch_size": 5,
+    "threads": 1,
+    "policy": "fixed",
+}
 LONGER = {**OPTIONS, "max_model_len": 160}
 
 # Bad words are what the model says without them: see `rows`.

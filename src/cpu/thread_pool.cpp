@@ -123,7 +123,6 @@ struct ThreadPool::State {
     // while that count is read: a thread that then goes to sleep, having seen the old number, would
     // sleep for good. An exchange is a full barrier.
     region.exchange(static_cast<int>(next), std::memory_order_seq_cst);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
     region.notify_all();
   }
 

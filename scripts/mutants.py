@@ -139,16 +139,15 @@ MUTANTS = [
     Mutant(
         "tree_depth_by_node",
         "src/model/runner.cpp",
-        "positions_[row] = root + tree.depths()[node];",
-        "positions_[row] = root + 1 + static_cast<std::int32_t>(node);",
+        "root + tree.depths()[node],",
+        "root + 1 + static_cast<std::int64_t>(node),",
         "forward_tree",
     ),
     Mutant(
         "siblings_see_each_other",
         "src/model/runner.cpp",
-        "if (parent != DraftTree::kRoot) {\n"
-        "      const auto parent_row = static_cast<std::size_t>(first + parent);",
-        "if (i > 0) {\n      const auto parent_row = static_cast<std::size_t>(first + i - 1);",
+        "parent == DraftTree::kRoot ? -1 : scratch + parent);",
+        "node == 0 ? -1 : scratch + static_cast<std::int32_t>(node) - 1);",
         "forward_tree",
     ),
     Mutant(
@@ -368,8 +367,8 @@ MUTANTS = [
     Mutant(
         "first_layers_behind_the_wrong_token",
         "src/decode/layers_drafter.cpp",
-        "path.push_back(runner.scratch_of(a.row));",
-        "if (!path.empty()) path.push_back(runner.scratch_of(a.row));",
+        "a.node = runner.scratch_of(a.row);",
+        "if (a.node >= 0) a.node = runner.scratch_of(a.row);",
         "self_draft",
     ),
     Mutant(

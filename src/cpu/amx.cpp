@@ -23,16 +23,6 @@ constexpr std::int64_t kTilesHeld = 8;    // tiles of rows whose sums are kept m
 constexpr std::int64_t kSumsStride = kPanel * 4;
 constexpr std::int64_t kTileSums = kRowTile * kPanel;  // sums of a tile of rows of a panel
 
-/// Tiles 0-3 accumulate, 4-5 hold rows of x, 6-7 weights.
-void configure(std::int64_t rows) {
-  TileConfig config;
-  for (int tile = 0; tile < 8; ++tile) {
-    config.columns[tile] = 64;
-    config.rows[tile] = static_cast<std::uint8_t>(tile < 6 ? rows : kRowTile);
-  }
-  _tile_loadconfig(&config);
-}
-
 /// Rows of x as the A tiles read them: bf16, [row tiles][steps][16][32], zeros beyond the end.
 void prepare(const float* x, std::int64_t rows, std::int64_t x_stride, std::int64_t k,
              std::int64_t row_begin, std::int64_t row_end, void* out) {

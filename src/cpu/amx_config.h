@@ -14,5 +14,15 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {};
 };
 
+/// Tiles 0-3 accumulate, 4-5 hold lines of x, 6-7 weights.
+inline void configure(std::int64_t lines) {
+  TileConfig config;
+  for (int tile = 0; tile < 8; ++tile) {
+    config.columns[tile] = 64;
+    config.rows[tile] = static_cast<std::uint8_t>(tile < 6 ? lines : 16);
+  }
+  _tile_loadconfig(&config);
+}
+
 }  // namespace
 }  // namespace specrt::cpu

@@ -20,16 +20,6 @@ constexpr std::int64_t kTilesHeld = 4;  // tiles of rows whose sums are kept mea
 constexpr std::int64_t kTileSums = kRowTile * kPanel;
 constexpr std::int64_t kHalfBytes = 16 * 64;  // of a group, expanded, for 16 outputs
 
-/// Tiles 0-3 take sums, 4 and 5 rows of x, 6 and 7 weights.
-void configure(std::int64_t rows) {
-  TileConfig config;
-  for (int tile = 0; tile < 8; ++tile) {
-    config.columns[tile] = 64;
-    config.rows[tile] = static_cast<std::uint8_t>(tile < 6 ? rows : 16);
-  }
-  _tile_loadconfig(&config);
-}
-
 /// A few groups of a panel, as products take them.
 struct Expanded {
   alignas(64) char codes[kChunk][2][kHalfBytes];  ///< 16 q and q: [2][8 quads][16][4]

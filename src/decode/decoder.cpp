@@ -157,6 +157,7 @@ SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& p
   sequence->id = d.next_id;
   sequence->params = params;
   sequence->drafter = drafter;
+  if (drafter != nullptr) sequence->step_cost = drafter->step_cost(d.weight_bytes);
   sequence->prompt_tokens = length;
   sequence->max_length = max_length;
   sequence->tokens.reserve(static_cast<std::size_t>(max_length));
@@ -244,8 +245,7 @@ std::int64_t Decoder::draft_limit(SequenceId id, std::int64_t most) const {
   Impl& d = *impl_;
   const Sequence& s = d.find(id);
   if (s.drafter == nullptr) return 0;
-  const DraftCost cost{d.row_cost, s.drafter->step_cost(d.weight_bytes)};
-  return s.brake.limit(most, cost);
+  return s.brake.limit(most, {d.row_cost, s.step_cost});
 }
 
 MemoryUse Decoder::memory() const {

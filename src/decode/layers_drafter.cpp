@@ -56,10 +56,8 @@ class LayersDrafter final : public Drafter {
       out[i].clear();
       out[i].set_source(name_);
       const std::int64_t steps = std::min(requests[i].max_nodes, requests[i].max_depth);
-      if (steps > 0) active_.push_back({{&requests[i], &out[i], steps}, 0, active_.size()});
+      if (steps > 0) active_.push_back({{&requests[i], &out[i], steps}});
     }
-    if (paths_.size() < active_.size()) paths_.resize(active_.size());
-    for (auto& path : paths_) path.clear();
     runner->begin();
     while (!active_.empty()) step(*runner);
   }
@@ -68,18 +66,17 @@ class LayersDrafter final : public Drafter {
   struct Active {
     ChainDraft draft;
     std::int64_t row = 0;
-    std::size_t path = 0;  // in paths_
+    std::int32_t node = -1;  // the scratch index of the last one
   };
 
   // One more token for every active sequence.
   void step(Runner& runner) {
-    runner.begin_behind();
+    runner.begin_level();
     for (Active& a : active_) {
       const DraftTree& tree = *a.draft.tree;
       const TokenId token = tree.empty() ? a.draft.request->tokens.back() : tree.tokens().back();
-      std::vector<std::int32_t>& path = paths_[a.path];
-      a.row = runner.add_node(a.draft.request->id, token, path);
-      path.push_back(runner.scratch_of(a.row));
+      a.row = runner.add_node(a.draft.request->id, token, a.node);
+      a.node = runner.scratch_of(a.row);
     }
     runner.forward(layers_);
     const auto vocab = static_cast<std::size_t>(target_.config().vocab_size);
@@ -109,7 +106,6 @@ class LayersDrafter final : public Drafter {
   Chooser chooser_;
   std::unordered_set<SequenceId> sequences_;
   std::vector<Active> active_;
-  std::vector<std::vector<std::int32_t>> paths_;  // scratch indices: the last token, then the draft
   std::vector<std::int64_t> rows_;
 };
 

@@ -23,6 +23,7 @@ struct Sequence {
   std::int64_t processed = 0;   // prompt tokens with K/V in the cache
   std::int64_t max_length = 0;  // of tokens
   SequenceCounters counters;
+  double step_cost = 0.0;  // Drafter::step_cost of its drafter
   Brake brake;
   LogitsState state;  // history, penalties, masks
   std::vector<TokenLogprobs> prompt_logprobs;

@@ -37,21 +37,9 @@ std::int64_t grain(const Matrix& matrix, cpu::Gate gate) {
 
 }  // namespace
 
-cpu::GemmArgs Runner::product_of(const Matrix& matrix, const float* x, std::int64_t rows) const {
-  cpu::GemmArgs args;
-  args.x = x;
-  args.rows = rows;
-  args.x_stride = matrix.k;
-  args.weight = matrix.data;
-  args.n = matrix.n;
-  args.k = matrix.k;
-  args.prepared = prepared_;
-  return args;
-}
-
 void Runner::gemm(const Matrix& matrix, const float* bias, const float* x, std::int64_t rows,
                   float* y, std::int64_t y_stride, Add add, cpu::Gate gate) {
-  cpu::GemmArgs args = product_of(matrix, x, rows);
+  cpu::GemmArgs args = product_of(matrix, x, rows, prepared_);
   args.bias = bias;
   args.y = y;
   args.y_stride = y_stride;
@@ -94,18 +82,10 @@ void Runner::embed(float* into) {
 
 void Runner::norm(const float* weight, Precision precision) {
   const std::int64_t hidden = model_.config().hidden_size;
-  const auto eps = static_cast<float>(model_.config().norm_eps);
-  const bool round = precision != Precision::f32;
   for_rows(cpu::prepared_rows(rows_), hidden, [&](std::int64_t begin, std::int64_t end) {
-    const std::int64_t real = std::min(end, rows_);
-    if (weight == nullptr) {
-      // No norm here: what reads the stream still reads it in the weights' precision.
-      for (std::int64_t i = begin * hidden; i < real * hidden; ++i) {
-        normed_[i] = round ? cpu::bf16_to_float(cpu::float_to_bf16(x_[i])) : x_[i];
-      }
-    } else if (begin < real) {
-      kernels_->rms_norm(x_ + begin * hidden, hidden, weight, eps, real - begin, hidden, round,
-                         normed_ + begin * hidden, hidden);
+    // Without a norm here, what reads the stream still reads it in the weights' precision.
+    for (std::int64_t row = begin; row < std::min(end, rows_); ++row) {
+      normalise(x_ + row * hidden, hidden, weight, precision, normed_ + row * hidden);
     }
     prepare(precision, normed_, rows_, hidden, begin, end);
   });

@@ -67,7 +67,7 @@ std::span<const float> Runner::logits(std::span<const std::int64_t> rows) {
 template <typename Body>
 void Runner::for_logits(std::int64_t rows, const Body& body) {
   const Matrix& head = *lm_head_;
-  const cpu::GemmArgs all = product_of(head, head_in_, rows);
+  const cpu::GemmArgs all = product_of(head, head_in_, rows, prepared_);
   const cpu::Gemm product = kernels_->gemm[static_cast<int>(head.precision)];
   const std::int64_t panels = (head.n + cpu::kPanel - 1) / cpu::kPanel;
   pool_->parallel_balanced(

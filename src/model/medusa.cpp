@@ -270,17 +270,10 @@ void MedusaRunner::product(const Matrix& matrix, const float* bias, std::int64_t
   if (prepare != nullptr) {
     prepare(read_, rows, matrix.k, matrix.k, 0, cpu::prepared_rows(rows), prepared_);
   }
-  cpu::GemmArgs args;
-  args.x = read_;
-  args.rows = rows;
-  args.x_stride = matrix.k;
-  args.weight = matrix.data;
-  args.n = matrix.n;
-  args.k = matrix.k;
+  cpu::GemmArgs args = product_of(matrix, read_, rows, prepared_);
   args.bias = bias;
   args.y = y;
   args.y_stride = y_stride;
-  args.prepared = prepared_;
   const cpu::Gemm body = kernels_->gemm[static_cast<int>(matrix.precision)];
   pool_->parallel_balanced(
       (matrix.n + cpu::kPanel - 1) / cpu::kPanel, 2,

@@ -179,12 +179,9 @@ Runner::Runner(const Model& model, const RunnerOptions& options, const Model& ta
   tokens_.resize(rows);
   positions_.resize(rows);
   scratch_index_.resize(rows);
-  if (c.head.kind != HeadKind::none) {
-    const auto nodes = static_cast<std::size_t>(cache_.layout().scratch_slots);
-    node_path_begin_.resize(nodes);
-    node_path_length_.resize(nodes);
-    paths_.reserve(nodes * 16);
-  }
+  const auto nodes = static_cast<std::size_t>(cache_.layout().scratch_slots);
+  node_path_begin_.resize(nodes);
+  node_path_length_.resize(nodes);
   owners_.resize(rows);
   path_begin_.resize(rows);
   path_length_.resize(rows);
@@ -208,7 +205,7 @@ Runner::Runner(const Model& model, const RunnerOptions& options, const Model& ta
   best_.resize((threads + 1) * kLogitRows);
   candidates_.resize((threads + 1) * kLogitRows * kMaxCandidates);
   if (wanted_.any()) captured_rows_.reserve(rows);
-  paths_.reserve(rows * 16);
+  paths_.reserve(nodes * 16);
   moves_.reserve(rows);
 }
 
@@ -285,56 +282,14 @@ std::int64_t Runner::add_tree(SequenceId id, const DraftTree& tree) {
     throw CapacityError(expected_got("pass", "at most " + std::to_string(max_rows_) + " rows",
                                      std::to_string(rows_ + count)));
   }
-  const std::int32_t root = positions_[static_cast<std::size_t>(rows_ - 1)];
-  for (std::int64_t i = 0; i < count; ++i) {
-    const auto node = static_cast<std::size_t>(i);
-    const auto row = static_cast<std::size_t>(rows_++);
-    tokens_[row] = tree.tokens()[node];
-    positions_[row] = root + tree.depths()[node];
-    const auto scratch = static_cast<std::int32_t>(scratch_used_++);
-    scratch_index_[row] = scratch;
-    for (std::size_t g = 0; g < slots_.size(); ++g) {
-      slots_[g][row] = cache_.scratch_slot(static_cast<std::int64_t>(g), scratch);
-    }
-    owners_[row] = id;
-    // The path is the parent's path and this node.
+  const std::int64_t root = positions_[static_cast<std::size_t>(rows_ - 1)];
+  const auto scratch = static_cast<std::int32_t>(scratch_used_);
+  for (std::size_t node = 0; node < tree.size(); ++node) {
     const std::int32_t parent = tree.parents()[node];
-    const auto begin = static_cast<std::int64_t>(paths_.size());
-    if (parent != DraftTree::kRoot) {
-      const auto parent_row = static_cast<std::size_t>(first + parent);
-      for (std::int64_t j = 0; j < path_length_[parent_row]; ++j) {
-        paths_.push_back(paths_[static_cast<std::size_t>(path_begin_[parent_row] + j)]);
-      }
-    }
-    paths_.push_back(scratch);
-    path_begin_[row] = begin;
-    path_length_[row] = static_cast<std::int64_t>(paths_.size()) - begin;
+    place_node(id, tree.tokens()[node], root + tree.depths()[node],
+               parent == DraftTree::kRoot ? -1 : scratch + parent);
   }
   return first;
-}
-
-std::int64_t Runner::add_node(SequenceId id, TokenId token, std::span<const std::int32_t> path) {
-  const std::int64_t position = cache_.length(id) + std::ssize(path);
-  if (rows_ >= max_rows_ || scratch_used_ >= max_rows_ || position >= max_model_len_) {
-    throw CapacityError(expected_got("pass",
-                                     "at most " + std::to_string(max_rows_) + " nodes and " +
-                                         std::to_string(max_model_len_) + " positions",
-                                     "more"));
-  }
-  const auto row = static_cast<std::size_t>(rows_++);
-  const auto scratch = static_cast<std::int32_t>(scratch_used_++);
-  tokens_[row] = token;
-  positions_[row] = static_cast<std::int32_t>(position);
-  for (std::size_t g = 0; g < slots_.size(); ++g) {
-    slots_[g][row] = cache_.scratch_slot(static_cast<std::int64_t>(g), scratch);
-  }
-  scratch_index_[row] = scratch;
-  owners_[row] = id;
-  path_begin_[row] = static_cast<std::int64_t>(paths_.size());
-  path_length_[row] = std::ssize(path) + 1;
-  paths_.insert(paths_.end(), path.begin(), path.end());
-  paths_.push_back(scratch);
-  return static_cast<std::int64_t>(row);
 }
 
 void Runner::capture(std::int64_t first, std::int64_t count) {
@@ -350,39 +305,44 @@ const float* Runner::captured(std::int64_t layer) const {
 }
 
 std::int64_t Runner::add_node(SequenceId id, TokenId token, std::int32_t parent) {
-  if (rows_ == max_rows_ || scratch_used_ == cache_.layout().scratch_slots) {
+  const std::int64_t position =
+      cache_.length(id) + (parent < 0 ? 0 : node_path_length_[static_cast<std::size_t>(parent)]);
+  if (rows_ == max_rows_ || scratch_used_ == cache_.layout().scratch_slots ||
+      position >= max_model_len_) {
     throw CapacityError(expected_got("pass",
-                                     "at most " + std::to_string(max_rows_) + " rows and " +
-                                         std::to_string(cache_.layout().scratch_slots) + " nodes",
+                                     "at most " + std::to_string(max_rows_) + " rows, " +
+                                         std::to_string(cache_.layout().scratch_slots) +
+                                         " nodes and " + std::to_string(max_model_len_) +
+                                         " positions",
                                      "one more"));
   }
-  const std::int64_t row = rows_++;
-  const auto r = static_cast<std::size_t>(row);
+  return place_node(id, token, position, parent);
+}
+
+// A node's path is its parent's and itself.
+std::int64_t Runner::place_node(SequenceId id, TokenId token, std::int64_t position,
+                                std::int32_t parent) {
+  const auto row = static_cast<std::size_t>(rows_++);
   const auto scratch = static_cast<std::int32_t>(scratch_used_++);
+  const auto node = static_cast<std::size_t>(scratch);
   const auto begin = static_cast<std::int64_t>(paths_.size());
   if (parent >= 0) {
-    const std::int64_t from = node_path_begin_[static_cast<std::size_t>(parent)];
-    for (std::int64_t i = 0; i < node_path_length_[static_cast<std::size_t>(parent)]; ++i) {
-      paths_.push_back(paths_[static_cast<std::size_t>(from + i)]);
+    const auto above = static_cast<std::size_t>(parent);
+    for (std::int64_t i = 0; i < node_path_length_[above]; ++i) {
+      paths_.push_back(paths_[static_cast<std::size_t>(node_path_begin_[above] + i)]);
     }
   }
   paths_.push_back(scratch);
-  const std::int64_t length = static_cast<std::int64_t>(paths_.size()) - begin;
-  node_path_begin_[static_cast<std::size_t>(scratch)] = path_begin_[r] = begin;
-  node_path_length_[static_cast<std::size_t>(scratch)] = path_length_[r] = length;
-  const std::int64_t position = cache_.length(id) + length - 1;
-  if (position >= max_model_len_) {
-    throw CapacityError(expected_got("pass", std::to_string(max_model_len_) + " positions",
-                                     "position " + std::to_string(position)));
-  }
-  tokens_[r] = token;
-  positions_[r] = static_cast<std::int32_t>(position);
-  scratch_index_[r] = scratch;
-  owners_[r] = id;
+  node_path_begin_[node] = path_begin_[row] = begin;
+  node_path_length_[node] = path_length_[row] = static_cast<std::int64_t>(paths_.size()) - begin;
+  tokens_[row] = token;
+  positions_[row] = static_cast<std::int32_t>(position);
+  scratch_index_[row] = scratch;
+  owners_[row] = id;
   for (std::size_t g = 0; g < slots_.size(); ++g) {
-    slots_[g][r] = cache_.scratch_slot(static_cast<std::int64_t>(g), scratch);
+    slots_[g][row] = cache_.scratch_slot(static_cast<std::int64_t>(g), scratch);
   }
-  return row;
+  return static_cast<std::int64_t>(row);
 }
 
 void Runner::advance(SequenceId id, std::int64_t count, std::span<const TokenId> tokens) {

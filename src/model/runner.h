@@ -78,6 +78,7 @@ class Runner {
 
   /// A row for one node of a draft that grows level by level behind committed positions, in a
   /// scratch slot; `parent` is the scratch index of a node since begin(), or -1. Returns the row.
+  /// Throws CapacityError, changing nothing, where rows, slots or positions run out.
   std::int64_t add_node(SequenceId id, TokenId token, std::int32_t parent);
   /// As begin(), but the nodes since then stay in their slots.
   void begin_level() { rows_ = 0; }
@@ -91,14 +92,6 @@ class Runner {
   /// final norm's output.
   const float* captured(std::int64_t layer) const;
   const float* captured_normed() const { return normed_features_; }
-
-  /// Another pass of nodes behind those of the passes since begin(), in scratch slots of their own.
-  void begin_behind() { rows_ = 0; }
-  /// A row for a node that drafts ahead of the pass that will check it: `token` stands behind the
-  /// sequence's committed positions and the nodes of `path` (scratch indices, the first one right
-  /// behind what is committed). Returns the row; path and scratch_of(row) make the path of what
-  /// comes next.
-  std::int64_t add_node(SequenceId id, TokenId token, std::span<const std::int32_t> path);
 
   void forward() { forward(model_.config().num_layers); }
   /// Only the first layers: logits() then tells what norm and head make of their output.
@@ -145,6 +138,8 @@ class Runner {
 
  private:
   void find_shared();
+  /// A row for a draft node in the next scratch slot, behind the node in that of `parent` or -1.
+  std::int64_t place_node(SequenceId id, TokenId token, std::int64_t position, std::int32_t parent);
   void plan_attention();
   void embed(float* out);
   void fuse(std::span<const float* const> hidden);
@@ -179,8 +174,6 @@ class Runner {
   void prepare(Precision precision, const float* x, std::int64_t rows, std::int64_t width,
                std::int64_t begin, std::int64_t end);
   void prepare(Precision precision, const float* x, std::int64_t rows, std::int64_t width);
-  /// The part of a product's arguments that follows from what is multiplied.
-  cpu::GemmArgs product_of(const Matrix& matrix, const float* x, std::int64_t rows) const;
   enum class Add : bool { no, yes };
   /// One parallel region; x, [rows, matrix.k], was prepared.
   void gemm(const Matrix& matrix, const float* bias, const float* x, std::int64_t rows, float* y,

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/kernels.h"
 #include "cpu/pack.h"
 #include "model/buffer.h"
 #include "model/input_moments.h"
@@ -56,6 +57,21 @@ struct Matrix {
   std::int64_t k = 0;
   Precision precision = Precision::f32;
 };
+
+/// The part of a product's arguments that follows from what is multiplied: x is [rows, matrix.k],
+/// `prepared` what Kernels::prepare made of it.
+inline cpu::GemmArgs product_of(const Matrix& matrix, const float* x, std::int64_t rows,
+                                const void* prepared) {
+  cpu::GemmArgs args;
+  args.x = x;
+  args.rows = rows;
+  args.x_stride = matrix.k;
+  args.weight = matrix.data;
+  args.n = matrix.n;
+  args.k = matrix.k;
+  args.prepared = prepared;
+  return args;
+}
 
 struct LayerWeights {
   const float* attention_norm = nullptr;  ///< null where norms stand behind the blocks only

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "bindings.h"
+#include "cache_options.h"
 #include "specrt/error.h"
 
 namespace specrt::python {
@@ -18,16 +19,11 @@ DecoderOptions make_options(std::int64_t kv_cache_bytes, std::int64_t max_model_
                             std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa,
                             bool check_invariants, std::vector<std::int64_t> feature_layers,
                             bool feature_normed) {
-  DecoderOptions options;
+  auto options =
+      cache_options<DecoderOptions>(kv_cache_bytes, max_model_len, max_batch_size, max_rows,
+                                    block_size, kv_cache_dtype, enable_prefix_caching);
   options.features.layers = std::move(feature_layers);
   options.features.normed = feature_normed;
-  options.kv_cache_bytes = kv_cache_bytes;
-  options.max_model_len = max_model_len;
-  options.max_batch_size = max_batch_size;
-  options.max_rows = max_rows;
-  options.block_size = block_size;
-  options.kv_cache_dtype = kv_cache_dtype;
-  options.enable_prefix_caching = enable_prefix_caching;
   options.team = std::move(team);
   options.cpu_isa = cpu_isa;
   options.check_invariants = check_invariants;

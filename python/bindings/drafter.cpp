@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "bindings.h"
+#include "cache_options.h"
 #include "specrt/error.h"
 #include "specrt/model.h"
 
@@ -114,15 +115,10 @@ DraftHeadOptions head_options(const std::string& name, std::int64_t kv_cache_byt
                               bool enable_prefix_caching, std::vector<std::int64_t> feature_layers,
                               bool feature_normed, std::int64_t depth, std::int64_t top_k,
                               std::vector<TokenId> target_of_draft) {
-  DraftHeadOptions options;
+  auto options =
+      cache_options<DraftHeadOptions>(kv_cache_bytes, max_model_len, max_batch_size, max_rows,
+                                      block_size, kv_cache_dtype, enable_prefix_caching);
   options.name = name;
-  options.kv_cache_bytes = kv_cache_bytes;
-  options.max_model_len = max_model_len;
-  options.max_batch_size = max_batch_size;
-  options.max_rows = max_rows;
-  options.block_size = block_size;
-  options.kv_cache_dtype = kv_cache_dtype;
-  options.enable_prefix_caching = enable_prefix_caching;
   options.features.layers = std::move(feature_layers);
   options.features.normed = feature_normed;
   options.depth = depth;
@@ -161,14 +157,9 @@ void bind_drafter(py::module_& module) {
          std::optional<std::pair<std::vector<TokenId>, std::vector<std::vector<TokenId>>>>
              vocabulary,
          std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa, bool check_invariants) {
-        DraftModelOptions options;
-        options.kv_cache_bytes = kv_cache_bytes;
-        options.max_model_len = max_model_len;
-        options.max_batch_size = max_batch_size;
-        options.max_rows = max_rows;
-        options.block_size = block_size;
-        options.kv_cache_dtype = kv_cache_dtype;
-        options.enable_prefix_caching = enable_prefix_caching;
+        auto options = cache_options<DraftModelOptions>(kv_cache_bytes, max_model_len,
+                                                        max_batch_size, max_rows, block_size,
+                                                        kv_cache_dtype, enable_prefix_caching);
         options.team = std::move(team);
         options.cpu_isa = cpu_isa;
         options.check_invariants = check_invariants;

@@ -5,6 +5,7 @@
 
 #include "bindings.h"
 #include "specrt/error.h"
+#include "tensors.h"
 
 namespace specrt::python {
 namespace {
@@ -183,28 +184,8 @@ void bind_model(py::module_& module) {
              return ModelBuilder(config, precision_from_name(dtype));
            }),
            py::arg("config"), py::arg("dtype"))
-      .def(
-          "set",
-          [](ModelBuilder& builder, const std::string& name, const std::string& dtype,
-             const py::array& array) {
-            const DType type = dtype_from_name(dtype);
-            const bool fits = type == DType::f32
-                                  ? py::isinstance<py::array_t<float>>(array)
-                                  : py::isinstance<py::array_t<std::uint16_t>>(array);
-            if (!fits || !(array.flags() & py::array::c_style)) {
-              throw InvalidArgument(
-                  expected_got(name,
-                               std::string("a C-contiguous array of ") +
-                                   (type == DType::f32 ? "float32" : "uint16 holding bfloat16"),
-                               py::str(array.dtype()).cast<std::string>()));
-            }
-            const std::vector<std::int64_t> shape(array.shape(), array.shape() + array.ndim());
-            const void* data = array.data();
-            const py::gil_scoped_release released;
-            builder.set(name, shape, type, data);
-          },
-          py::arg("name"), py::arg("dtype"), py::arg("array"),
-          "Packs one canonical tensor: float32, or uint16 with the bits of bfloat16.")
+      .def("set", &set_tensor<ModelBuilder>, py::arg("name"), py::arg("dtype"), py::arg("array"),
+           "Packs one canonical tensor: float32, or uint16 with the bits of bfloat16.")
       .def(
           "precision_of",
           [](const ModelBuilder& builder, const std::string& name) {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from . import _core
@@ -20,7 +19,7 @@ __all__ = ["OpenedHead", "open_head"]
 
 
 class OpenedHead:
-    """A head whose shape is known and whose weights are still to be read. A context manager."""
+    """A head whose shape is known and whose weights are still to be read."""
 
     def __init__(self, spec: Eagle | MTP, checkpoint: HeadCheckpoint, shape: HeadShape) -> None:
         self.spec, self.checkpoint, self.shape = spec, checkpoint, shape
@@ -62,17 +61,6 @@ class OpenedHead:
 
     def close(self) -> None:
         self.checkpoint.close()
-
-    def __enter__(self) -> OpenedHead:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_head(

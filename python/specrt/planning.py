@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -229,32 +230,21 @@ def plan_sizes(
     def needed(model: DrafterShape | None, model_length: int, blocks: int) -> int:
         if model is None:
             return 0
+        options: dict[str, Any] = {
+            "max_model_len": model_length,
+            "max_batch_size": max_batch_size,
+            "max_rows": max_num_batched_tokens,
+            "block_size": block_size,
+            "kv_cache_dtype": kv_cache_dtype,
+            "enable_prefix_caching": enable_prefix_caching,
+            "sequences": 1,
+            "tokens": blocks * block_size,
+        }
         if isinstance(model, HeadShape):
             return _core.head_kv_cache_bytes_for(
-                model.config,
-                model.dtype,
-                max_model_len=model_length,
-                max_batch_size=max_batch_size,
-                max_rows=max_num_batched_tokens,
-                block_size=block_size,
-                kv_cache_dtype=kv_cache_dtype,
-                enable_prefix_caching=enable_prefix_caching,
-                sequences=1,
-                tokens=blocks * block_size,
-                **model.options(),
+                model.config, model.dtype, **options, **model.options()
             )
-        return _core.kv_cache_bytes_for(
-            model.config,
-            model.dtype,
-            max_model_len=model_length,
-            max_batch_size=max_batch_size,
-            max_rows=max_num_batched_tokens,
-            block_size=block_size,
-            kv_cache_dtype=kv_cache_dtype,
-            enable_prefix_caching=enable_prefix_caching,
-            sequences=1,
-            tokens=blocks * block_size,
-        )
+        return _core.kv_cache_bytes_for(model.config, model.dtype, **options)
 
     def both(blocks: int) -> int:
         return needed(target, length, blocks) + needed(drafter, drafter_length, blocks)
@@ -432,7 +422,7 @@ def plan(
             tokens = num_speculative_tokens
         shape, checkpoint = open_shape(target, dtype, max_model_len)
         try:
-            with open_head(spec, shape, checkpoint, tokens, max_model_len) as head:
+            with closing(open_head(spec, shape, checkpoint, tokens, max_model_len)) as head:
                 drafter_shape, features = head.shape, head.shape.features
         finally:
             if checkpoint is not None:

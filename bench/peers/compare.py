@@ -1,6 +1,7 @@
 """specrt beside other engines, in alternating runs; see README.md in this folder.
 
-compare.py MODELS [--threads N] [--repeat N] [--peer NAME[=PYTHON]]... [--only TASK,...] [--isa ISA]
+compare.py MODELS [--threads N] [--repeat N] [--peer NAME[=PYTHON]]... [--only TASK,...]
+           [--weights DTYPE,...] [--isa ISA]
 """
 
 from __future__ import annotations
@@ -11,20 +12,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 ROWS = (1, 4, 16, 64)
-REWRITES = (
-    "Repeat the following text exactly, changing nothing: The harbour was quiet in the morning. "
-    "Three boats lay at the pier, and the men who owned them were mending nets in the sun. "
-    "A dog slept beside the oldest of the boats. By noon the wind came up from the west.",
-    "Copy this list word for word: apples, pears, plums, cherries, quinces, medlars, figs, "
-    "apricots, peaches, nectarines, grapes, currants, gooseberries, brambles, sloes, haws.",
-    "Write this text once more without any change: In the first week the river rose by a foot, "
-    "in the second week by two feet, and in the third week it stood at the doors of the mill.",
-)
+# Rewriting is compared on answers that repeat their prompts: this many tokens a round at least.
+REPEATS = 3.0
 FREE = (
     "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
     "Explain to a child why the sky is blue, and why it is red in the evening.",
@@ -74,14 +70,18 @@ class Worker:
         self.process.wait(timeout=60)
 
 
-def start(models: Path, threads: int, peers: dict[str, str], isa: str) -> list[Worker]:
+def start(
+    models: Path, threads: int, peers: dict[str, str], isa: str, weights: list[str]
+) -> list[Worker]:
     count = str(threads)
     source = str(next(models.glob("source*.gguf"), models / "bf16.gguf"))
     workers = [
         Worker(f"specrt {dtype}", sys.executable, "specrt", source, dtype, count, isa)
         for dtype in ("bfloat16", "int8", "int4", "w8a8")
+        if dtype in weights
     ]
-    formats = {"bf16": "bf16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
+    formats = {"bf16": ("bf16", "bfloat16"), "q8_0": ("Q8_0", "int8"), "q4_0": ("Q4_0", "int4")}
+    formats = {kind: told for kind, (told, dtype) in formats.items() if dtype in weights}
     for name, python in peers.items():
         if name == "llama.cpp":
             workers += [
@@ -136,21 +136,38 @@ class Table:
         sys.stdout.flush()
 
 
-def prompts_of(models: Path, texts: tuple[str, ...]) -> list[list[int]]:
+def prompts_of(models: Path, texts: Sequence[str]) -> list[list[int]]:
     from specrt.text import Tokenizer
 
     tokenizer = Tokenizer.from_pretrained(models / "hf")
     return [tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in texts]
 
 
-def decode(workers: list[Worker], prompts: list[list[int]], options: argparse.Namespace) -> Table:
+def rewriting(workers: list[Worker], models: Path, longest: int) -> list[tuple[list[int], int]]:
+    """Prompts whose answers repeat them, each with the tokens of its answer."""
+    data = json.loads((files("specrt") / "data" / "prompts.json").read_text())
+    texts = [one["text"] for one in data["prompts"] if one["kind"] == "rewrite"]
+    found = []
+    for prompt in prompts_of(models, texts):
+        answer = workers[0].run("answer", prompt=prompt, max_tokens=longest)
+        told = f"{answer['length']} tokens, {answer['acceptance_length']:.2f} a round by n-gram"
+        taken = answer["acceptance_length"] >= REPEATS
+        print(f"rewriting: {told}{'' if taken else ': left out'}")
+        if taken:
+            found.append((prompt, answer["length"]))
+    return found
+
+
+def decode(
+    workers: list[Worker], prompts: list[tuple[list[int], int]], options: argparse.Namespace
+) -> Table:
     table = Table()
     for _ in range(options.repeat):
-        for prompt in prompts:
+        for prompt, length in prompts:
             for worker in workers:
                 for speculate in (False, True):
                     out = worker.run(
-                        "decode", prompt=prompt, max_tokens=options.tokens, speculate=speculate
+                        "decode", prompt=prompt, max_tokens=length, speculate=speculate
                     )
                     if out is not None:
                         # The first token belongs to prefill.
@@ -194,6 +211,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--peer", action="append", default=[], metavar="NAME[=PYTHON]")
     parser.add_argument("--only", default="decode,rewrite,rows,batch")
+    parser.add_argument("--weights", default="bfloat16,int8,int4,w8a8")
     parser.add_argument("--isa", default="auto", help="specrt's instruction-set level")
     options = parser.parse_args()
     peers = {}
@@ -201,12 +219,13 @@ def main() -> int:
         name, _, python = peer.partition("=")
         peers[name] = python or sys.executable
     free = prompts_of(options.models, FREE)
-    rewrites = prompts_of(options.models, REWRITES)
-    workers = start(options.models, options.threads, peers, options.isa)
+    workers = start(options.models, options.threads, peers, options.isa, options.weights.split(","))
     wanted = options.only.split(",")
     if "decode" in wanted:
-        decode(workers, free, options).show("free text", "tokens/s")
+        with_length = [(prompt, options.tokens) for prompt in free]
+        decode(workers, with_length, options).show("free text", "tokens/s")
     if "rewrite" in wanted:
+        rewrites = rewriting(workers, options.models, 2 * options.tokens)
         decode(workers, rewrites, options).show("rewriting", "tokens/s")
     if "rows" in wanted:
         rows(workers, free[0], options).show("cost of a pass", "times one row")

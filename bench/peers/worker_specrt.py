@@ -35,6 +35,7 @@ def _engine(drafter: object, tokens: int) -> Engine:
         max_model_len=2048,
         num_speculative_tokens=tokens,
         enable_prefix_caching=False,
+        policy="fixed",  # the noise never stops
     )
 
 
@@ -59,6 +60,12 @@ def decode(prompt: list[int], max_tokens: int, speculate: bool = False) -> dict[
     }
 
 
+def answer(prompt: list[int], max_tokens: int) -> dict[str, float]:
+    """Where the answer ends by itself, and what n-gram drafts come to until then."""
+    out = ngram.generate([prompt], SamplingParams(temperature=0.0, max_tokens=max_tokens))[0]
+    return {"length": len(out.token_ids), "acceptance_length": out.metrics.acceptance_length}
+
+
 def rows(prompt: list[int], count: int, repeat: int) -> float:
     """Seconds of a round of `count` rows, everything around the pass included."""
     noise.rows = count
@@ -78,4 +85,4 @@ def batch(prompts: list[list[int]], max_tokens: int) -> float:
     return clock.seconds()
 
 
-serve({"decode": decode, "rows": rows, "batch": batch})
+serve({"answer": answer, "decode": decode, "rows": rows, "batch": batch})

@@ -13,9 +13,11 @@ from .errors import (
     InvalidArgumentError,
     LoadError,
     NumericError,
+    QueueFullError,
     SpecrtError,
     UnsupportedError,
 )
+from .handle import RequestHandle
 from .outputs import Completion, Increment, Logprob, Metrics, RequestOutput, SourceMetrics
 from .planning import MemoryPlan, plan
 from .sampling import SamplingParams
@@ -36,6 +38,8 @@ __all__ = [
     "MemoryPlan",
     "Metrics",
     "NumericError",
+    "QueueFullError",
+    "RequestHandle",
     "RequestOutput",
     "SamplingParams",
     "SourceMetrics",

@@ -28,6 +28,8 @@ class Increment:
 
     text: str
     token_ids: list[int]
+    index: int = 0
+    """Whose, of the n outputs."""
 
 
 @dataclass(frozen=True)

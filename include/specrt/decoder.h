@@ -120,8 +120,8 @@ struct Progress {
 /// begin_round().
 struct RoundShare {
   SequenceId id = 0;
-  std::int64_t prompt_tokens = 0;  ///< of the prompt, processed in it; 0 where it was decoding
-  const DraftTree* draft = nullptr;        ///< as it was verified: pruned to what limits allow
+  std::int64_t prompt_tokens = 0;    ///< of the prompt, processed in it; 0 where it was decoding
+  const DraftTree* draft = nullptr;  ///< as it was verified: pruned to what limits allow
   std::span<const std::int32_t> accepted;  ///< its nodes that became tokens, root first
   std::span<const TokenId> emitted;        ///< all tokens that the round committed
 };

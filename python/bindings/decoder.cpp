@@ -84,11 +84,10 @@ py::typing::List<PyProgress> to_python(std::span<const Progress> progress) {
 
 using PyTimes = py::typing::Tuple<std::int64_t, double, double, double>;
 using PyTotals = py::typing::Tuple<std::int64_t, std::int64_t, SequenceCounters>;
-using PyShare =
-    py::typing::Tuple<SequenceId, std::int64_t, py::typing::List<TokenId>,
-                      py::typing::List<std::int32_t>, py::typing::List<float>,
-                      py::typing::List<py::typing::List<py::str>>, py::typing::List<std::int32_t>,
-                      py::typing::List<TokenId>>;
+using PyShare = py::typing::Tuple<SequenceId, std::int64_t, py::typing::List<TokenId>,
+                                  py::typing::List<std::int32_t>, py::typing::List<float>,
+                                  py::typing::List<py::typing::List<py::str>>,
+                                  py::typing::List<std::int32_t>, py::typing::List<TokenId>>;
 
 template <typename T>
 py::list list_of(std::span<const T> values) {

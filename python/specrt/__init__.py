@@ -7,6 +7,7 @@ from ._core import DraftTree, __version__, available_cpu_isas, cpu_isa
 from .calibration import quantize
 from .drafters import Drafter
 from .engine import Engine
+from .engine_metrics import Distribution, EngineMetrics
 from .errors import (
     CapacityError,
     InternalError,
@@ -27,9 +28,11 @@ from .text import Tokenizer
 __all__ = [
     "CapacityError",
     "Completion",
+    "Distribution",
     "DraftTree",
     "Drafter",
     "Engine",
+    "EngineMetrics",
     "Increment",
     "InternalError",
     "InvalidArgumentError",

@@ -13,9 +13,11 @@ from . import _core
 from .assembly import POLICIES, check_full_drafts, check_options, draft_tokens_of
 from .delivery import Delivery
 from .drafters import resolve
+from .engine_metrics import EngineMetrics, MetricsObserver
 from .errors import InvalidArgumentError, UnsupportedError
 from .handle import RequestHandle
 from .loaded import open_target
+from .observer import Both
 from .parts import Asked, Frame, OwnDrafter, Parts, open_parts
 from .planning import (
     Features,
@@ -31,6 +33,7 @@ from .request import Request, request_output
 from .sampling import SamplingParams
 from .scheduler import Scheduler
 from .structured import Grammar
+from .trace import TraceWriter, brief
 
 if TYPE_CHECKING:
     from .outputs import Increment, RequestOutput
@@ -76,6 +79,7 @@ class Engine:
         cpu_isa: str = "auto",
         enable_prefix_caching: bool = True,
         check_invariants: bool = False,
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
         """Load a target and its drafter.
 
@@ -113,6 +117,8 @@ class Engine:
             alike, for as long as running requests leave room.
         check_invariants: for tests: check the KV caches' bookkeeping after every round, and keep
             KV memory that holds nothing filled with NaN, so that reading it would show.
+        trace: a file to write every round to, for `specrt trace` (`specrt.trace` has its format);
+            what is there already is replaced.
 
         Raises InvalidArgumentError, UnsupportedError, LoadError or CapacityError before any weight
         is read, wherever headers tell; LoadError for damaged data.
@@ -134,6 +140,8 @@ class Engine:
         spec = resolve(drafter)
         draft_tokens = draft_tokens_of(spec, num_speculative_tokens)
 
+        self._trace = TraceWriter(trace) if trace is not None else None
+        self._metrics = MetricsObserver()
         self._preparing = threading.Lock()
         """Grammars are compiled one at a time."""
         opened = open_target(target, tokenizer=tokenizer, dtype=dtype, max_model_len=max_model_len)
@@ -186,6 +194,7 @@ class Engine:
             POLICIES[policy],
             num_speculative_tokens=draft_tokens,
             max_queued_requests=max_queued_requests,
+            observer=self._metrics if self._trace is None else Both(self._metrics, self._trace),
         )
         self.verification: str = verification
         self.policy: str = policy
@@ -203,6 +212,19 @@ class Engine:
         self.max_model_len: int = sizes.max_model_len
         self.cpu_isa: str = isa
         self.threads: int = team.size
+        if self._trace is not None:
+            self._trace.begin(
+                decoder,
+                self._tokenizer,
+                model=self.name,
+                dtype=self.dtype,
+                cpu_isa=isa,
+                threads=self.threads,
+                drafter=brief(spec),
+                num_speculative_tokens=draft_tokens,
+                policy=policy,
+                verification=verification,
+            )
 
     # What it is.
 
@@ -225,6 +247,18 @@ class Engine:
                 drafter_kv_cache=sum(one.kv_cache for one in others),
                 drafter_workspace=sum(one.workspace for one in others),
                 drafter_index=sum(one.other for one in others),
+                kv_cache_tokens=self._kv_cache_tokens,
+            )
+
+    def metrics(self) -> EngineMetrics:
+        """What it has done so far, and what it is doing; waits for the round under way."""
+        with self._scheduler.between_rounds() as decoder:
+            waiting, running = self._scheduler.load
+            return self._metrics.snapshot(
+                decoder,
+                model=self.name,
+                waiting=waiting,
+                running=running,
                 kv_cache_tokens=self._kv_cache_tokens,
             )
 
@@ -352,6 +386,8 @@ class Engine:
         """Free everything. Running requests end with an error. May be called twice."""
         self._scheduler.close()
         self._model = None
+        if self._trace is not None:
+            self._trace.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .request import Request
 
-__all__ = ["Observer"]
+__all__ = ["Both", "Observer"]
 
 
 class Observer:
@@ -44,3 +44,45 @@ class Observer:
 
     def finished(self, request: Request) -> None:
         """A request is over: `finish_reason` says how, or `error` is set."""
+
+
+class Both(Observer):
+    """Two as one; the second is told also where the first raises."""
+
+    def __init__(self, first: Observer, second: Observer) -> None:
+        self._first, self._second = first, second
+
+    def queued(self, request: Request) -> None:
+        try:
+            self._first.queued(request)
+        finally:
+            self._second.queued(request)
+
+    def admitted(self, request: Request) -> None:
+        try:
+            self._first.admitted(request)
+        finally:
+            self._second.admitted(request)
+
+    def round(
+        self,
+        plan: Sequence[tuple[int, int]],
+        results: Sequence[tuple[Any, ...]],
+        seconds: float,
+    ) -> None:
+        try:
+            self._first.round(plan, results, seconds)
+        finally:
+            self._second.round(plan, results, seconds)
+
+    def preempted(self, request: Request) -> None:
+        try:
+            self._first.preempted(request)
+        finally:
+            self._second.preempted(request)
+
+    def finished(self, request: Request) -> None:
+        try:
+            self._first.finished(request)
+        finally:
+            self._second.finished(request)

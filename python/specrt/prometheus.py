@@ -79,7 +79,7 @@ class EngineCollector(Collector):
         yield self._gauge(
             "num_requests_running", "Requests that rounds are run for.", metrics.requests_running
         )
-        yield self._gauge("num_requests_waiting", "Requests in the queue.", metrics.requests_waiting)
+        yield self._gauge("num_requests_waiting", "Requests queued.", metrics.requests_waiting)
         yield self._gauge(
             "kv_cache_usage_perc", "Share of the KV cache in use; 1 is all.", metrics.kv_cache_usage
         )
@@ -100,9 +100,7 @@ class EngineCollector(Collector):
             labels=[*self._names, "finished_reason"],
         )
         for reason in sorted({"stop", "length", "abort", "error", *metrics.requests_finished}):
-            finished.add_metric(
-                [*self._values, reason], metrics.requests_finished.get(reason, 0)
-            )
+            finished.add_metric([*self._values, reason], metrics.requests_finished.get(reason, 0))
         yield finished
 
     def _speculation(self, metrics: EngineMetrics) -> Iterator[Metric]:
@@ -115,7 +113,7 @@ class EngineCollector(Collector):
             yield self._counter(name, about, value)
         accepted = CounterMetricFamily(
             self._prefix + "spec_decode_num_accepted_tokens_per_pos",
-            "Tokens accepted at each depth of a draft, 0 the first; rounds that a limit cut left out.",
+            "Tokens accepted by depth, 0 the first; without rounds that a limit cut.",
             labels=[*self._names, "position"],
         )
         for position, count in enumerate(totals.accepted_per_position):

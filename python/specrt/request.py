@@ -62,6 +62,8 @@ class Request:
     first_token: float | None = None
     last_token: float | None = None
     finished: float | None = None
+    gaps: list[float] = field(default_factory=list)
+    """Seconds between the rounds that gave tokens."""
     counters: SequenceCounters | None = None
 
     _text: list[str] = field(default_factory=list)
@@ -101,6 +103,8 @@ class Request:
         now = time.monotonic()
         if tokens:
             self.first_token = now if self.first_token is None else self.first_token
+            if self.last_token is not None:
+                self.gaps.append(now - self.last_token)
             self.last_token = now
         for index, token in enumerate(tokens):
             last = index + 1 == len(tokens)
@@ -207,7 +211,12 @@ class Request:
             first = self.first_token if self.first_token is not None else self.arrived
             last = self.last_token if self.last_token is not None else self.arrived
             metrics = Metrics.of(
-                self.counters, ttft=first - self.arrived, total=last - self.arrived
+                self.counters,
+                ttft=first - self.arrived,
+                total=last - self.arrived,
+                queue=(self.admitted or self.arrived) - self.arrived,
+                gaps=self.gaps,
+                preemptions=self.preemptions,
             )
         return Completion(
             index=self.index,

@@ -89,6 +89,11 @@ class Scheduler:
             raise InvalidArgumentError("[engine] expected an open engine, got a closed one")
         return decoder
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """How many requests wait, and how many run."""
+        return len(self._inbox) + len(self._waiting), len(self._running)
+
     def submit(self, requests: list[Request], delivery: Delivery) -> None:
         """Take requests in. Raises QueueFullError, taking none, where they are too many to wait."""
         with self._gate:

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from ._core import __version__
 from .errors import InvalidArgumentError, LoadError
 from .observer import Observer
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from .request import Request
     from .text import Detokenizer, Tokenizer
 
-__all__ = ["Trace", "TraceWriter", "read_trace"]
+__all__ = ["Trace", "TraceWriter", "brief", "read_trace"]
 
 VERSION = 1
 
@@ -65,14 +66,13 @@ class TraceWriter(Observer):
         self._told: dict[int, Detokenizer | None] = {}  # by number, of those that ran
         self._sequences: dict[int, int] = {}  # the core's ids
 
-    def begin(
-        self, decoder: Decoder, tokenizer: Tokenizer | None, header: Mapping[str, Any]
-    ) -> None:
+    def begin(self, decoder: Decoder, tokenizer: Tokenizer | None, **header: Any) -> None:
         """The engine stands; `header` says what it is."""
         self._decoder = decoder
         self._texts = _Texts(tokenizer) if tokenizer is not None else None
         with self._lock:
-            self._file.write(_line({"event": "trace", "version": VERSION, **header}))
+            first = {"event": "trace", "version": VERSION, "specrt": __version__}
+            self._file.write(_line({**first, **header}))
             self._file.flush()
 
     def close(self) -> None:
@@ -202,6 +202,23 @@ class _Texts:
             text = self.whole([*self._before, token])
             self._known[token] = text.removeprefix(self.whole(self._before))
         return self._known[token]
+
+
+def brief(drafter: Any) -> str | None:
+    """A drafter in few words: what differs from its defaults."""
+    if drafter is None:
+        return None
+    if not dataclasses.is_dataclass(drafter):
+        return type(drafter).__name__
+    parts = getattr(drafter, "parts", None)
+    if parts is not None:
+        return " + ".join(str(brief(one)) for one in parts)
+    told = []
+    for one in dataclasses.fields(drafter):
+        value = getattr(drafter, one.name)
+        if one.default is dataclasses.MISSING or value != one.default:
+            told.append(f"{one.name}={value if isinstance(value, (int, float)) else str(value)!r}")
+    return f"{type(drafter).__name__}({', '.join(told)})" if told else type(drafter).__name__
 
 
 def _line(fields: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ __all__ = ["to_html"]
 
 
 def to_html(trace: Trace) -> str:
-    """The page: texts coloured by who proposed each token, what was rejected, the rounds in time."""
+    """The page: texts coloured by who proposed each token, what was rejected, and when."""
     page = (resources.files("specrt") / "data" / "trace.html").read_text(encoding="utf-8")
     data = json.dumps(_page_data(trace), ensure_ascii=False, separators=(",", ":"))
     # No text of a model may end the script that it stands in.
@@ -177,8 +177,8 @@ def _tiles(trace: Trace, rounds: list[dict[str, Any]]) -> list[tuple[str, str]]:
         (f"{len({one['request'] for one in trace.of('queued')}):,}", "requests"),
         (f"{len(rounds):,}", "rounds"),
         (f"{tokens:,}", "tokens"),
-        (f"{tokens / busy:.1f}" if busy else "–", "tokens per second of rounds"),
-        (f"{kept / full:.2f}" if full else "–", "τ, tokens per round"),
+        (f"{tokens / busy:.1f}" if busy else "–", "tok/s in rounds"),
+        (f"{kept / full:.2f}" if full else "–", "τ, tokens a round"),
         (f"{right / (right + failed):.2f}" if right + failed else "–", "α"),
         (f"{drafted:,}", "drafted"),
         (f"{1 - accepted / drafted:.0%}" if drafted else "–", "of these wasted"),

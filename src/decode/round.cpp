@@ -252,9 +252,8 @@ void Decoder::Impl::count_pass() {
   totals.passes += 1;
   totals.rows += times.rows;
   SequenceCounters& counters = totals.counters;
-  const bool decoding = std::any_of(live.begin(), live.end(), [](const auto& s) {
-    return s->in_pass && s->prompt_rows == 0;
-  });
+  const bool decoding = std::any_of(
+      live.begin(), live.end(), [](const auto& s) { return s->in_pass && s->prompt_rows == 0; });
   (decoding ? counters.verify_seconds : counters.prefill_seconds) += times.verify_seconds;
   counters.draft_seconds += times.draft_seconds;
   counters.sample_seconds += times.sample_seconds;

@@ -34,8 +34,8 @@ struct Sequence {
   std::int64_t planned = 0;
   bool in_pass = false;
   std::int64_t prompt_rows = 0;  // prompt tokens in the pass
-  bool wants_choice = false;  // its walk needs logits
-  bool pruned = false;        // limits cut the draft short
+  bool wants_choice = false;     // its walk needs logits
+  bool pruned = false;           // limits cut the draft short
   DraftTree draft;
   TreeWalk walk;
   BlockWalk block;

@@ -21,7 +21,7 @@ BIN := $(abspath $(TEST)/bin)
 PIP := -m pip --disable-pip-version-check
 CXX_SOURCES := $(shell find include src python/bindings cmake -type f 2>/dev/null) CMakeLists.txt
 PACKAGE := $(CXX_SOURCES) pyproject.toml README.md LICENSE \
-  $(shell find python/specrt '(' -name '*.py*' -o -name '*.json' ')' -not -path '*/__pycache__/*' 2>/dev/null)
+  $(shell find python/specrt '(' -name '*.py*' -o -name '*.json' -o -name '*.html' ')' -not -path '*/__pycache__/*' 2>/dev/null)
 BENCH_OF ?= gemm
 BENCH := $(shell find bench -type f 2>/dev/null)
 NATIVE := $(CXX_SOURCES) CMakePresets.json $(shell find tests/native -type f 2>/dev/null)

@@ -9,6 +9,7 @@
 
 #include "specrt/constraint.h"
 #include "specrt/cpu.h"
+#include "specrt/draft_tree.h"
 #include "specrt/drafter.h"
 #include "specrt/export.h"
 #include "specrt/features.h"
@@ -85,6 +86,7 @@ struct SequenceCounters {
   std::int64_t cached_prompt_tokens = 0;  ///< of these, found in the prefix cache
   std::int64_t tokens = 0;                ///< generated; = 1 + accepted + rounds once prefilled
   std::int64_t rounds = 0;
+  std::int64_t drafts = 0;  ///< rounds that had a draft
   std::int64_t drafted = 0;
   std::int64_t accepted = 0;
   std::int64_t truncated_rounds = 0;
@@ -112,6 +114,33 @@ struct Progress {
   Finish finish = Finish::none;
   const SequenceCounters* counters = nullptr;
   std::string error;  ///< with Finish::error
+};
+
+/// One sequence's share of the last round. Pointers and spans are valid until the next
+/// begin_round().
+struct RoundShare {
+  SequenceId id = 0;
+  std::int64_t prompt_tokens = 0;    ///< of the prompt, processed in it; 0 where it was decoding
+  const DraftTree* draft = nullptr;  ///< as it was verified: pruned to what limits allow
+  std::span<const std::int32_t> accepted;  ///< its nodes that became tokens, root first
+  std::span<const TokenId> emitted;        ///< all tokens that the round committed
+};
+
+/// What a decoder has done since it was made.
+struct DecoderTotals {
+  std::int64_t passes = 0;
+  std::int64_t rows = 0;  ///< of these passes
+  /// All sequences together, also those that still run. Each round's seconds count once: as
+  /// prefill where no sequence of it was decoding.
+  SequenceCounters counters;
+};
+
+/// What the last round cost.
+struct RoundTimes {
+  std::int64_t rows = 0;  ///< of its pass: prompt tokens, last tokens and draft nodes
+  double draft_seconds = 0;
+  double verify_seconds = 0;
+  double sample_seconds = 0;
 };
 
 /// One sequence's share of a round: prompt tokens to process while it is prefilling, draft nodes
@@ -171,6 +200,13 @@ class SPECRT_API Decoder {
   /// Runs the pass, verifies, commits. Finished sequences are gone afterwards.
   std::span<const Progress> finish_round();
   std::span<const Progress> round(const Plan& plan);
+  const DecoderTotals& totals() const;
+  /// Of the last finished round; zeros before the first.
+  RoundTimes last_times() const;
+  /// The sequences that took part in it, also those that it ended, with their drafts: for traces.
+  /// Put together when asked, so a round of which nobody asks costs nothing. Throws
+  /// InvalidArgument while a round is open.
+  std::vector<RoundShare> last_round() const;
 
   MemoryUse memory() const;  ///< of target, pool and workspace; drafters tell their own
   std::int64_t max_model_len() const;

@@ -82,6 +82,42 @@ py::typing::List<PyProgress> to_python(std::span<const Progress> progress) {
   return out;
 }
 
+using PyTimes = py::typing::Tuple<std::int64_t, double, double, double>;
+using PyTotals = py::typing::Tuple<std::int64_t, std::int64_t, SequenceCounters>;
+using PyShare = py::typing::Tuple<SequenceId, std::int64_t, py::typing::List<TokenId>,
+                                  py::typing::List<std::int32_t>, py::typing::List<float>,
+                                  py::typing::List<py::typing::List<py::str>>,
+                                  py::typing::List<std::int32_t>, py::typing::List<TokenId>>;
+
+template <typename T>
+py::list list_of(std::span<const T> values) {
+  py::list out;
+  for (const T value : values) out.append(value);
+  return out;
+}
+
+// For each node the names of the drafters that proposed it.
+py::list node_sources(const DraftTree& tree) {
+  py::list out;
+  for (std::size_t node = 0; node < tree.size(); ++node) {
+    py::list names;
+    if (tree.sources().empty()) names.append(tree.source());
+    const std::uint32_t bits = tree.sources_of(static_cast<std::int32_t>(node));
+    for (std::size_t i = 0; i < tree.sources().size(); ++i) {
+      if ((bits >> i & 1u) != 0) names.append(tree.sources()[i]);
+    }
+    out.append(names);
+  }
+  return out;
+}
+
+py::object to_python(const RoundShare& share) {
+  const DraftTree& tree = *share.draft;
+  return py::make_tuple(share.id, share.prompt_tokens, list_of(tree.tokens()),
+                        list_of(tree.parents()), list_of(tree.log_probs()), node_sources(tree),
+                        list_of(share.accepted), list_of(share.emitted));
+}
+
 Plan to_plan(const std::vector<std::pair<SequenceId, std::int64_t>>& items) {
   Plan plan;
   plan.reserve(items.size());
@@ -99,6 +135,7 @@ void bind_counters(py::module_& module) {
       .def_readonly("cached_prompt_tokens", &SequenceCounters::cached_prompt_tokens)
       .def_readonly("tokens", &SequenceCounters::tokens)
       .def_readonly("rounds", &SequenceCounters::rounds)
+      .def_readonly("drafts", &SequenceCounters::drafts)
       .def_readonly("drafted", &SequenceCounters::drafted)
       .def_readonly("accepted", &SequenceCounters::accepted)
       .def_readonly("truncated_rounds", &SequenceCounters::truncated_rounds)
@@ -266,6 +303,30 @@ void bind_decoder(py::module_& module) {
             return to_python(progress);
           },
           py::arg("plan"), "begin_round() and finish_round().")
+      .def_property_readonly(
+          "totals",
+          [](const Decoder& decoder) -> PyTotals {
+            const DecoderTotals& totals = decoder.totals();
+            return py::make_tuple(totals.passes, totals.rows, totals.counters);
+          },
+          "(passes, rows, counters of all sequences together) since it was made.")
+      .def_property_readonly(
+          "last_times",
+          [](const Decoder& decoder) -> PyTimes {
+            const RoundTimes times = decoder.last_times();
+            return py::make_tuple(times.rows, times.draft_seconds, times.verify_seconds,
+                                  times.sample_seconds);
+          },
+          "(rows, draft_seconds, verify_seconds, sample_seconds) of the last finished round.")
+      .def(
+          "last_round",
+          [](const Decoder& decoder) {
+            py::typing::List<PyShare> out;
+            for (const RoundShare& share : decoder.last_round()) out.append(to_python(share));
+            return out;
+          },
+          "The sequences of the last finished round: (id, prompt_tokens, tokens, parents, "
+          "log_probs, sources of each node, accepted nodes, emitted tokens).")
       .def_property_readonly("memory", &Decoder::memory)
       .def_property_readonly("max_model_len", &Decoder::max_model_len)
       .def_property_readonly("max_rows", &Decoder::max_rows)

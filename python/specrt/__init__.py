@@ -7,15 +7,18 @@ from ._core import DraftTree, __version__, available_cpu_isas, cpu_isa
 from .calibration import quantize
 from .drafters import Drafter
 from .engine import Engine
+from .engine_metrics import Distribution, EngineMetrics
 from .errors import (
     CapacityError,
     InternalError,
     InvalidArgumentError,
     LoadError,
     NumericError,
+    QueueFullError,
     SpecrtError,
     UnsupportedError,
 )
+from .handle import RequestHandle
 from .outputs import Completion, Increment, Logprob, Metrics, RequestOutput, SourceMetrics
 from .planning import MemoryPlan, plan
 from .sampling import SamplingParams
@@ -25,9 +28,11 @@ from .text import Tokenizer
 __all__ = [
     "CapacityError",
     "Completion",
+    "Distribution",
     "DraftTree",
     "Drafter",
     "Engine",
+    "EngineMetrics",
     "Increment",
     "InternalError",
     "InvalidArgumentError",
@@ -36,6 +41,8 @@ __all__ = [
     "MemoryPlan",
     "Metrics",
     "NumericError",
+    "QueueFullError",
+    "RequestHandle",
     "RequestOutput",
     "SamplingParams",
     "SourceMetrics",

@@ -483,6 +483,8 @@ class SequenceCounters:
     @property
     def drafted_at(self) -> list[int]: ...
     @property
+    def drafts(self) -> int: ...
+    @property
     def first_rejected_at(self) -> list[int]: ...
     @property
     def first_rejections(self) -> int: ...
@@ -596,6 +598,15 @@ class Decoder:
         Runs the pass: a list of (id, tokens, logprobs, prompt_logprobs, finish, counters, error).
         """
 
+    def last_round(
+        self,
+    ) -> list[
+        tuple[int, int, list[int], list[int], list[float], list[list[str]], list[int], list[int]]
+    ]:
+        """
+        The sequences of the last finished round: (id, prompt_tokens, tokens, parents, log_probs, sources of each node, accepted nodes, emitted tokens).
+        """
+
     def round(
         self,
         plan: collections.abc.Sequence[
@@ -639,6 +650,12 @@ class Decoder:
     @property
     def idle(self) -> bool: ...
     @property
+    def last_times(self) -> tuple[int, float, float, float]:
+        """
+        (rows, draft_seconds, verify_seconds, sample_seconds) of the last finished round.
+        """
+
+    @property
     def max_model_len(self) -> int: ...
     @property
     def max_rows(self) -> int: ...
@@ -646,6 +663,11 @@ class Decoder:
     def memory(self) -> MemoryUse: ...
     @property
     def threads(self) -> int: ...
+    @property
+    def totals(self) -> tuple[int, int, SequenceCounters]:
+        """
+        (passes, rows, counters of all sequences together) since it was made.
+        """
 
 
 def available_cpu_isas() -> list[str]:

@@ -147,6 +147,9 @@ def generate(
         str, typer.Option(help="auto, float32, bfloat16 or int8: how keys and values are kept.")
     ] = "auto",
     cpu_isa: Annotated[str, typer.Option(help="auto, scalar, avx2, avx512 or amx.")] = "auto",
+    trace: Annotated[
+        Path | None, typer.Option(help="Write every round to this file, for `specrt trace`.")
+    ] = None,
     metrics: Annotated[
         bool, typer.Option(help="Print the metrics to standard error afterwards.")
     ] = True,
@@ -187,6 +190,7 @@ def generate(
         kv_cache_dtype=kv_cache_dtype,
         verification=verification,
         cpu_isa=cpu_isa,
+        trace=trace,
     ) as engine:
         if chat:
             increments = engine.chat_stream([{"role": "user", "content": text}], params)
@@ -257,6 +261,18 @@ def quantize(
         tokenizer=tokenizer,
         max_model_len=max_model_len,
     )
+
+
+@app.command()
+def trace(
+    file: Annotated[Path, typer.Argument(help="What Engine(trace=...) or --trace wrote.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")],
+) -> None:
+    """Show a trace of rounds as one HTML page: who proposed each token, what was rejected."""
+    from specrt.trace import read_trace
+    from specrt.trace_html import to_html
+
+    out.write_text(to_html(read_trace(file)), encoding="utf-8")
 
 
 @app.command()

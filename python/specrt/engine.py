@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import os
 import threading
-from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from . import _core
 from .assembly import POLICIES, check_full_drafts, check_options, draft_tokens_of
+from .delivery import Delivery
 from .drafters import resolve
-from .errors import InvalidArgumentError, SpecrtError, UnsupportedError
+from .engine_metrics import EngineMetrics, MetricsObserver
+from .errors import InvalidArgumentError, UnsupportedError
+from .handle import RequestHandle
 from .loaded import open_target
+from .observer import Both
 from .parts import Asked, Frame, OwnDrafter, Parts, open_parts
 from .planning import (
     Features,
@@ -29,7 +31,9 @@ from .planning import (
 from .prompts import check_conversation, is_conversation, is_prompt
 from .request import Request, request_output
 from .sampling import SamplingParams
+from .scheduler import Scheduler
 from .structured import Grammar
+from .trace import TraceWriter, brief
 
 if TYPE_CHECKING:
     from .outputs import Increment, RequestOutput
@@ -66,6 +70,7 @@ class Engine:
         kv_cache_bytes: int | None = None,
         max_batch_size: int = 32,
         max_num_batched_tokens: int = 512,
+        max_queued_requests: int | None = None,
         block_size: int = 16,
         kv_cache_dtype: str = "auto",
         num_speculative_tokens: int | None = None,
@@ -74,6 +79,7 @@ class Engine:
         cpu_isa: str = "auto",
         enable_prefix_caching: bool = True,
         check_invariants: bool = False,
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
         """Load a target and its drafter.
 
@@ -90,8 +96,9 @@ class Engine:
         kv_cache_bytes: target's and drafter's KV cache together; None takes what every sequence
             at full length needs, at most a quarter of the available memory. More than that keeps
             more of finished requests, and is not taken without prefix caching.
-        max_batch_size: requests that run at once; more wait.
+        max_batch_size: requests that run at once; more wait, the smallest `priority` first.
         max_num_batched_tokens: tokens in one forward pass, prefill and drafts together.
+        max_queued_requests: requests that may wait; more raise QueueFullError. None: any number.
         block_size: tokens in a block of the paged KV cache.
         kv_cache_dtype: how target and draft model keep keys and values: "auto" (float32 for a
             float32 model, else bfloat16), "float32", "bfloat16" or "int8" (with a scale for each
@@ -110,6 +117,8 @@ class Engine:
             alike, for as long as running requests leave room.
         check_invariants: for tests: check the KV caches' bookkeeping after every round, and keep
             KV memory that holds nothing filled with NaN, so that reading it would show.
+        trace: a file to write every round to, for `specrt trace` (`specrt.trace` has its format);
+            what is there already is replaced.
 
         Raises InvalidArgumentError, UnsupportedError, LoadError or CapacityError before any weight
         is read, wherever headers tell; LoadError for damaged data.
@@ -123,19 +132,18 @@ class Engine:
             check_invariants=check_invariants,
             pin_threads=pin_threads,
         )
-        check_positive(threads=threads, max_model_len=max_model_len)
+        check_positive(
+            threads=threads,
+            max_model_len=max_model_len,
+            max_queued_requests=max_queued_requests,
+        )
         spec = resolve(drafter)
         draft_tokens = draft_tokens_of(spec, num_speculative_tokens)
 
-        self._lock = threading.RLock()
-        self._closed = False
-        self._waiting: deque[Request] = deque()
-        self._running: dict[int, Request] = {}
-        self._stepping = False
-        self._results: deque[tuple[Any, ...]] = deque()
-        """Of the last round, not delivered yet."""
-        self._left: list[Request] = []
-        """Requests whose caller has gone while a round was under way."""
+        self._trace = TraceWriter(trace) if trace is not None else None
+        self._metrics = MetricsObserver()
+        self._preparing = threading.Lock()
+        """Grammars are compiled one at a time."""
         opened = open_target(target, tokenizer=tokenizer, dtype=dtype, max_model_len=max_model_len)
         part: Parts | None = None
         try:
@@ -163,27 +171,33 @@ class Engine:
             check_room(plan_memory(opened.shape, shape, sizes, fixed))
             if part is not None:
                 part.load()
-            self._model = opened.load()
+            model = opened.load()
         finally:
             opened.close()
             if part is not None:
                 part.close()
 
         team = _core.ThreadTeam(threads or 0, pin_threads)
-        self._decoder: _core.Decoder | None = _core.Decoder(
-            self._model,
+        decoder = _core.Decoder(
+            model,
             **sizes.target_options(),
             team=team,
             cpu_isa=isa,
             check_invariants=check_invariants,
         )
-        frame = Frame(self._model, opened, sizes, team, isa, check_invariants)
-        self._drafter: OwnDrafter | None = (
-            part.make(frame, self._decoder.memory.weights) if part is not None else None
+        frame = Frame(model, opened, sizes, team, isa, check_invariants)
+        drafting = part.make(frame, decoder.memory.weights) if part is not None else None
+        self._model: _core.Model | None = model
+        self._scheduler = Scheduler(
+            decoder,
+            drafting,
+            POLICIES[policy],
+            num_speculative_tokens=draft_tokens,
+            max_queued_requests=max_queued_requests,
+            observer=self._metrics if self._trace is None else Both(self._metrics, self._trace),
         )
         self.verification: str = verification
         self.policy: str = policy
-        self._plan = POLICIES[policy]
         self._grammar: Grammar | None = None
         self._vocab_size = opened.shape.config.vocab_size
         self.num_speculative_tokens: int = draft_tokens
@@ -198,6 +212,19 @@ class Engine:
         self.max_model_len: int = sizes.max_model_len
         self.cpu_isa: str = isa
         self.threads: int = team.size
+        if self._trace is not None:
+            self._trace.begin(
+                decoder,
+                self._tokenizer,
+                model=self.name,
+                dtype=self.dtype,
+                cpu_isa=isa,
+                threads=self.threads,
+                drafter=brief(spec),
+                num_speculative_tokens=draft_tokens,
+                policy=policy,
+                verification=verification,
+            )
 
     # What it is.
 
@@ -209,8 +236,7 @@ class Engine:
     @property
     def memory(self) -> MemoryPlan:
         """Bytes held, by owner and purpose."""
-        with self._lock:
-            decoder = self._open_decoder()
+        with self._scheduler.between_rounds() as decoder:
             own = decoder.memory
             others = self._drafter.memory if self._drafter is not None else []
             return MemoryPlan(
@@ -224,6 +250,18 @@ class Engine:
                 kv_cache_tokens=self._kv_cache_tokens,
             )
 
+    def metrics(self) -> EngineMetrics:
+        """What it has done so far, and what it is doing; waits for the round under way."""
+        with self._scheduler.between_rounds() as decoder:
+            waiting, running = self._scheduler.load
+            return self._metrics.snapshot(
+                decoder,
+                model=self.name,
+                waiting=waiting,
+                running=running,
+                kv_cache_tokens=self._kv_cache_tokens,
+            )
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the packed target for `Engine(path)` and for C++'s `specrt::Model::map`.
 
@@ -232,12 +270,12 @@ class Engine:
         name = os.fspath(path)
         if not name.endswith(".specrt"):
             raise InvalidArgumentError(f"[path] expected a name ending in .specrt, got {name!r}")
-        with self._lock:
-            self._open_decoder()
-            model = self._model
+        self._open_decoder()
+        model = self._model
+        assert model is not None
         model.save(name)
 
-    # What it does.
+    # What it does, for whoever waits.
 
     # A text is itself a sequence of texts to a type checker; the first overload is meant for it.
     @overload
@@ -312,24 +350,44 @@ class Engine:
         prompt = tokenizer.apply_chat_template(messages, **template_options)
         return self._stream(self._requests([prompt], sampling_params))
 
+    # What it does meanwhile.
+
+    def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+    ) -> RequestHandle:
+        """Start a request and return at once; a thread of the engine's own runs it.
+
+        The handle gives increments (`for`, `async for`) and the output (`result()`, `await`), and
+        cancels. Of requests that wait, those of the smallest `priority` come first, then those that
+        came first. May be called from any thread and from coroutines. Raises InvalidArgumentError,
+        CapacityError for a request that could never fit, QueueFullError.
+        """
+        return self._handle(self._encode(prompt), sampling_params, priority)
+
+    def chat_submit(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        **template_options: Any,
+    ) -> RequestHandle:
+        """`chat` for one conversation, as `submit` does."""
+        tokenizer = self._need_tokenizer("chat")
+        check_conversation(messages)
+        prompt = tokenizer.apply_chat_template(messages, **template_options)
+        return self._handle(prompt, sampling_params, priority)
+
     def close(self) -> None:
         """Free everything. Running requests end with an error. May be called twice."""
-        with self._lock:
-            if self._closed:
-                return
-            if self._stepping:
-                raise InvalidArgumentError(
-                    "[engine] expected no close() from inside a drafter or grammar, got one"
-                )
-            self._closed = True
-            for request in [*self._waiting, *self._running.values()]:
-                request.error = SpecrtError("[engine] closed while the request was running")
-            self._waiting.clear()
-            self._running.clear()
-            self._results.clear()
-            self._decoder = None
-            self._drafter = None
-            del self._model
+        self._scheduler.close()
+        self._model = None
+        if self._trace is not None:
+            self._trace.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -344,10 +402,16 @@ class Engine:
 
     # Requests.
 
+    @property
+    def _decoder(self) -> _core.Decoder | None:
+        return self._scheduler.decoder
+
+    @property
+    def _drafter(self) -> OwnDrafter | None:
+        return self._scheduler.drafter
+
     def _open_decoder(self) -> _core.Decoder:
-        if self._decoder is None:
-            raise InvalidArgumentError("[engine] expected an open engine, got a closed one")
-        return self._decoder
+        return self._scheduler.open_decoder()
 
     def _need_tokenizer(self, what: str) -> Tokenizer:
         if self._tokenizer is None:
@@ -396,8 +460,8 @@ class Engine:
                     f"[sampling_params] expected one, or one for each of {len(prompts)} prompts, "
                     f"got {len(params)}"
                 )
-        with self._lock:
-            self._open_decoder()
+        self._open_decoder()
+        with self._preparing:
             return [self._samples(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
 
     def _samples(self, prompt: list[int], params: SamplingParams) -> list[Request]:
@@ -461,12 +525,12 @@ class Engine:
 
     def _run(self, groups: list[list[Request]]) -> list[RequestOutput]:
         requests = [one for group in groups for one in group]
-        self._submit(requests)
+        delivery = Delivery(len(requests), increments=False)
+        self._scheduler.submit(requests, delivery)
         try:
-            while not all(request.done for request in requests):
-                self._step()
+            self._scheduler.wait(delivery)
         finally:
-            self._withdraw(requests)
+            self._scheduler.withdraw(requests)
         errors = [request.error for request in requests if request.error is not None]
         if errors:
             outputs = [
@@ -484,142 +548,31 @@ class Engine:
         return self._increments(groups[0][0])
 
     def _increments(self, request: Request) -> Generator[Increment, None, RequestOutput]:
-        self._submit([request])
+        delivery = Delivery(1)
+        self._scheduler.submit([request], delivery)
         try:
             while True:
-                # Together and under the lock, since any thread's round may feed the request.
-                with self._lock:
-                    done = request.done
-                    increment = request.increment()
+                over = delivery.over
+                increment = delivery.poll()
                 if increment is not None:
                     yield increment
-                if done:
+                elif over:
                     return request_output([request])
-                self._step()
+                else:
+                    self._scheduler.advance(delivery)
         finally:
-            self._withdraw([request])
+            self._scheduler.withdraw([request])
 
-    def _submit(self, requests: list[Request]) -> None:
-        with self._lock:
-            self._open_decoder()
-            self._waiting.extend(requests)
-
-    def _withdraw(self, requests: list[Request]) -> None:
-        """Cancel what is not done: the caller has left."""
-        with self._lock:
-            self._left.extend(one for one in requests if not one.done)
-            # Inside a round (a drafter, or the collector closing a stream) it waits for its end.
-            if not self._stepping:
-                self._cancel_left()
-
-    def _cancel_left(self) -> None:
-        while self._left:
-            request = self._left.pop()
-            if request.done:
-                continue
-            if request.id is not None and self._running.pop(request.id, None) is not None:
-                if self._decoder is not None:
-                    self._decoder.cancel(request.id)
-            elif request in self._waiting:
-                self._waiting.remove(request)
-
-    def _step(self) -> None:
-        """One round for everything that runs, whoever asked for it."""
-        with self._lock:
-            if self._stepping:
-                raise InvalidArgumentError(
-                    "[engine] expected no call from inside a drafter or grammar, got one"
-                )
-            if self._decoder is None:
-                return
-            self._stepping = True
-            try:
-                if not self._results:
-                    self._admit(self._decoder)
-                    plan = self._plan(self._decoder, self.num_speculative_tokens)
-                    try:
-                        self._results.extend(self._decoder.round(plan))
-                    except BaseException as error:
-                        self._fail_all(self._decoder, error)
-                        raise
-                # What an interrupt leaves here is delivered by the next step.
-                while self._results:
-                    self._deliver(self._decoder, *self._results.popleft())
-            finally:
-                self._stepping = False
-                self._cancel_left()
-
-    def _fail_all(self, decoder: _core.Decoder, error: BaseException) -> None:
-        """A round whose results were lost, to Ctrl-C say: whoever was in it would have a gap."""
-        for sequence, request in self._running.items():
-            request.error = SpecrtError(f"[engine] a round was lost: {type(error).__name__}")
-            with contextlib.suppress(InvalidArgumentError):  # it may have ended in that round
-                decoder.cancel(sequence)
-        self._running.clear()
-
-    def _admit(self, decoder: _core.Decoder) -> None:
-        held: list[Request] = []
-        entering: Request | None = None
-        try:
-            while self._waiting:
-                entering = self._waiting.popleft()
-                if not entering.may_start:
-                    held.append(entering)  # it waits for its own first sample, others need not
-                    entering = None
-                    continue
-                if not decoder.can_add(len(entering.prompt), entering.params.max_tokens):
-                    break
-                constraint = None
-                if entering.constraint is not None:
-                    constraint = _core.make_python_constraint(entering.constraint)
-                try:
-                    drafter = None
-                    if self._drafter is not None and self.num_speculative_tokens > 0:
-                        drafter = self._drafter.for_request()
-                    entering.id = decoder.add(
-                        entering.prompt, entering.core_params, drafter, constraint
-                    )
-                    self._running[entering.id] = entering
-                except SpecrtError as error:
-                    entering.error = error
-                entering = None
-        finally:
-            # Whoever did not get in waits on, also where Ctrl-C came in between.
-            if entering is not None:
-                self._waiting.appendleft(entering)
-            self._waiting.extendleft(reversed(held))
-
-    def _deliver(
-        self,
-        decoder: _core.Decoder,
-        sequence: int,
-        tokens: list[int],
-        logprobs: Any,
-        prompt_logprobs: Any,
-        finish: str,
-        counters: _core.SequenceCounters | None,
-        error: str,
-    ) -> None:
-        request = self._running.get(sequence)
-        if request is None:
-            return
-        if finish:
-            del self._running[sequence]
-        if error:
-            request.fail(error)
-            return
-        try:
-            if prompt_logprobs is not None:
-                request.tell_prompt(prompt_logprobs)
-            cut = request.feed(tokens, logprobs, finish)
-            if cut >= 0:
-                # A stop text ends it before the core would have, or in the round in which it did.
-                counters = decoder.stop(sequence, cut)
-                self._running.pop(sequence, None)
-                finish = "stop"
-            if finish:
-                request.end(finish, counters)
-        except Exception as caught:  # a tokenizer's, say: it ends this request and no other
-            request.error = SpecrtError(f"[output] {type(caught).__name__}: {caught}")
-            if self._running.pop(sequence, None) is not None:
-                decoder.cancel(sequence)
+    def _handle(
+        self, prompt: list[int], params: SamplingParams | None, priority: int
+    ) -> RequestHandle:
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidArgumentError(f"[priority] expected an integer, got {priority!r}")
+        (samples,) = self._requests([prompt], params)
+        for one in samples:
+            one.priority = priority
+        delivery = Delivery(len(samples))
+        self._scheduler.submit(samples, delivery)
+        handle = RequestHandle(self._scheduler, samples, delivery)
+        self._scheduler.serve()
+        return handle

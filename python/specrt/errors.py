@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import queue
+
 __all__ = [
     "CapacityError",
     "InternalError",
     "InvalidArgumentError",
     "LoadError",
     "NumericError",
+    "QueueFullError",
     "SpecrtError",
     "UnsupportedError",
 ]
@@ -31,6 +34,10 @@ class UnsupportedError(SpecrtError, NotImplementedError):
 
 class CapacityError(SpecrtError, MemoryError):
     """The request can never fit in the memory it was given."""
+
+
+class QueueFullError(SpecrtError, queue.Full):
+    """More requests would wait than `max_queued_requests`: try again later."""
 
 
 class NumericError(SpecrtError, ArithmeticError):

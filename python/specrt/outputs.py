@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ class Increment:
 
     text: str
     token_ids: list[int]
+    index: int = 0
+    """Whose, of the n outputs."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Metrics:
     """Of the prompt's, found in the prefix cache."""
     completion_tokens: int = 0
     rounds: int = 0
+    drafts: int = 0
+    """Rounds that had a draft."""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     acceptance_rate: float = 0.0
@@ -83,6 +88,12 @@ class Metrics:
     tpot_seconds: float = 0.0
     """Mean time per token after the first."""
     total_seconds: float = 0.0
+    queue_seconds: float = 0.0
+    """From submission to when it first ran."""
+    inter_token_seconds: list[float] = field(default_factory=list)
+    """Waits between the rounds that gave tokens: as many as such rounds, less one."""
+    preemptions: int = 0
+    """How often it gave its KV cache to others and was computed again."""
     by_source: InitVar[dict[str, SourceMetrics] | None] = None
 
     def __post_init__(self, by_source: dict[str, SourceMetrics] | None) -> None:
@@ -99,8 +110,37 @@ class Metrics:
         """Decoding speed: tokens after the first by the time they took."""
         return 1.0 / self.tpot_seconds if self.tpot_seconds > 0 else 0.0
 
+    @property
+    def gamma(self) -> float:
+        """γ as it was used: draft tokens a round, rounds without a draft among them."""
+        return _ratio(self.drafted_tokens, self.rounds)
+
+    @property
+    def wasted_tokens(self) -> int:
+        """Drafted and not accepted."""
+        return self.drafted_tokens - self.accepted_tokens
+
+    @property
+    def time_shares(self) -> tuple[float, float, float]:
+        """Drafting, verifying and sampling, as shares of what the rounds took."""
+        busy = self.draft_seconds + self.verify_seconds + self.sample_seconds
+        return (
+            _ratio(self.draft_seconds, busy),
+            _ratio(self.verify_seconds, busy),
+            _ratio(self.sample_seconds, busy),
+        )
+
     @classmethod
-    def of(cls, counters: SequenceCounters, *, ttft: float, total: float) -> Metrics:
+    def of(
+        cls,
+        counters: SequenceCounters,
+        *,
+        ttft: float = 0.0,
+        total: float = 0.0,
+        queue: float = 0.0,
+        gaps: Sequence[float] = (),
+        preemptions: int = 0,
+    ) -> Metrics:
         """From the core's counters and the request's own clock, in seconds."""
         after_first = counters.tokens - 1
         return cls(
@@ -108,6 +148,7 @@ class Metrics:
             cached_prompt_tokens=counters.cached_prompt_tokens,
             completion_tokens=counters.tokens,
             rounds=counters.rounds,
+            drafts=counters.drafts,
             drafted_tokens=counters.drafted,
             accepted_tokens=counters.accepted,
             acceptance_rate=_ratio(counters.accepted, counters.drafted),
@@ -135,6 +176,9 @@ class Metrics:
             ttft_seconds=ttft,
             tpot_seconds=(total - ttft) / after_first if after_first > 0 else 0.0,
             total_seconds=total,
+            queue_seconds=queue,
+            inter_token_seconds=list(gaps),
+            preemptions=preemptions,
             by_source={
                 one.source: SourceMetrics(
                     one.drafted, one.accepted, _ratio(one.accepted, one.drafted)
@@ -144,7 +188,6 @@ class Metrics:
         )
 
     def __str__(self) -> str:
-        busy = self.draft_seconds + self.verify_seconds + self.sample_seconds
         parts = [
             f"{self.completion_tokens} tokens: 1 + {self.accepted_tokens} accepted "
             f"+ {self.rounds} rounds"
@@ -157,8 +200,8 @@ class Metrics:
             parts.append(f"α {self.alpha:.2f}")
         if self.tokens_per_second:
             parts.append(f"{self.tokens_per_second:.0f} tok/s")
-        if self.drafted_tokens and busy:
-            parts.append(f"drafts {self.draft_seconds / busy:.0%} of the time")
+        if self.drafted_tokens:
+            parts.append(f"drafts {self.time_shares[0]:.0%} of the time")
         return " · ".join(parts)
 
 

@@ -11,6 +11,7 @@ from .outputs import Completion, Increment, Logprob, Metrics, RequestOutput
 
 if TYPE_CHECKING:
     from ._core import CoreSamplingParams, SequenceCounters
+    from .delivery import Delivery
     from .sampling import SamplingParams
     from .structured import GrammarState
     from .text import Detokenizer, Tokenizer
@@ -22,7 +23,10 @@ __all__ = ["Request", "request_output"]
 
 @dataclass
 class Request:
-    """State of one output. The engine feeds it; whoever waits for it reads it."""
+    """State of one output. The scheduler feeds it; whoever waits for it reads it.
+
+    Times are of `time.monotonic`.
+    """
 
     prompt: list[int]
     params: SamplingParams
@@ -42,9 +46,24 @@ class Request:
     finish_reason: str = ""
     error: SpecrtError | None = None
     stop_reason: int | str | None = None
-    submitted: float = field(default_factory=time.perf_counter)
+    priority: int = 0
+    """The smaller, the sooner."""
+    arrival: int = 0
+    """Its place in the order of submission."""
+    overtaken: int = 0
+    """Requests admitted before it that came after it."""
+    preemptions: int = 0
+    preempted: bool = False
+    """It has run and waits to go on."""
+    delivery: Delivery | None = None
+    """Where its increments go."""
+    arrived: float = field(default_factory=time.monotonic)
+    admitted: float | None = None
     first_token: float | None = None
     last_token: float | None = None
+    finished: float | None = None
+    gaps: list[float] = field(default_factory=list)
+    """Seconds between the rounds that gave tokens."""
     counters: SequenceCounters | None = None
 
     _text: list[str] = field(default_factory=list)
@@ -81,9 +100,11 @@ class Request:
 
         `finish` is the core's verdict after the last of them.
         """
-        now = time.perf_counter()
+        now = time.monotonic()
         if tokens:
             self.first_token = now if self.first_token is None else self.first_token
+            if self.last_token is not None:
+                self.gaps.append(now - self.last_token)
             self.last_token = now
         for index, token in enumerate(tokens):
             last = index + 1 == len(tokens)
@@ -112,9 +133,10 @@ class Request:
             self._emit(self._tail)
             self._tail = ""
 
-    def fail(self, message: str) -> None:
+    def failure(self, message: str) -> SpecrtError:
+        """The core's message as an error of this request."""
         kind = NumericError if message.startswith("[logits]") else SpecrtError
-        self.error = kind(f"request of {len(self.prompt)} prompt tokens: {message}")
+        return kind(f"request of {len(self.prompt)} prompt tokens: {message}")
 
     def _emit(self, text: str) -> None:
         self._text.append(text)
@@ -177,7 +199,7 @@ class Request:
             return None
         self._new_text.clear()
         self._told_tokens = len(self.token_ids)
-        return Increment(text, tokens)
+        return Increment(text, tokens, self.index)
 
     def completion(self) -> Completion:
         """The output. Raises the request's own error where it has one."""
@@ -186,10 +208,15 @@ class Request:
         if self.counters is None:
             metrics = Metrics(prompt_tokens=len(self.prompt))
         else:
-            first = self.first_token if self.first_token is not None else self.submitted
-            last = self.last_token if self.last_token is not None else self.submitted
+            first = self.first_token if self.first_token is not None else self.arrived
+            last = self.last_token if self.last_token is not None else self.arrived
             metrics = Metrics.of(
-                self.counters, ttft=first - self.submitted, total=last - self.submitted
+                self.counters,
+                ttft=first - self.arrived,
+                total=last - self.arrived,
+                queue=(self.admitted or self.arrived) - self.arrived,
+                gaps=self.gaps,
+                preemptions=self.preemptions,
             )
         return Completion(
             index=self.index,

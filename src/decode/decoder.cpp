@@ -184,6 +184,8 @@ SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& p
     throw;
   }
   sequence->counters.cached_prompt_tokens = sequence->processed;
+  d.totals.counters.prompt_tokens += length;
+  d.totals.counters.cached_prompt_tokens += sequence->processed;
   ++d.next_id;
   d.by_id.emplace(sequence->id, sequence.get());
   d.live.push_back(std::move(sequence));
@@ -223,8 +225,10 @@ SequenceCounters Decoder::stop(SequenceId id, std::int64_t dropped) {
   }
   SequenceCounters counters = s.counters;
   if (counters.rounds > 0) {  // else its only token is prefill's, which belongs to no round
-    count_round(s, emitted, was_truncated(s), -1, counters);
-    count_round(s, emitted - dropped, true, 1, counters);
+    for (SequenceCounters* one : {&counters, &d.totals.counters}) {
+      count_round(s, emitted, was_truncated(s), -1, *one);
+      count_round(s, emitted - dropped, true, 1, *one);
+    }
   }
   if (running) cancel(id);
   return counters;

@@ -48,7 +48,9 @@ struct Decoder::Impl {
     Impl& impl_;
   };
 
-  double draft_seconds = 0;
+  double draft_seconds = 0;  // of the round under way
+  RoundTimes times;          // of the last finished round
+  DecoderTotals totals;
   std::vector<Progress> progress;
   // Scratch of a round.
   std::vector<Sequence*> drafting;
@@ -105,7 +107,8 @@ struct Decoder::Impl {
   void capture(Sequence& sequence);
   void note_features(Sequence& sequence);
   void hand_over_features();
-  void settle(Sequence& sequence, double seconds, double sample_seconds);
+  void settle(Sequence& sequence);
+  void count_pass();
   void retire();
 };
 

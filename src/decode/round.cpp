@@ -144,6 +144,7 @@ void Decoder::Impl::lay_out(Sequence& s) {
     runner.add_committed(s.id, std::span(s.tokens).subspan(static_cast<std::size_t>(s.processed),
                                                            static_cast<std::size_t>(count)));
     s.planned = count;
+    s.prompt_rows = count;
     s.root_row = runner.rows() - 1;
     s.wants_choice = s.processed + count == s.prompt_tokens;
   } else {
@@ -169,6 +170,7 @@ void Decoder::begin_round(const Plan& plan) {
   d.progress.clear();
   for (const auto& s : d.live) {
     s->in_pass = false;
+    s->prompt_rows = 0;
     s->wants_choice = false;
     s->pruned = false;
     s->draft.clear();
@@ -201,7 +203,7 @@ void Decoder::begin_round(const Plan& plan) {
   d.round_open = true;
 }
 
-void Decoder::Impl::settle(Sequence& s, double seconds, double sample_seconds) {
+void Decoder::Impl::settle(Sequence& s) {
   if (!s.in_pass || s.finish != Finish::none) return;
   note_features(s);
   runner.advance(s.id, s.planned, s.tokens);
@@ -209,11 +211,11 @@ void Decoder::Impl::settle(Sequence& s, double seconds, double sample_seconds) {
   const bool prefill = s.prefilling();
   if (prefill) {
     s.processed += s.planned;
-    counters.prefill_seconds += seconds;
+    counters.prefill_seconds += times.verify_seconds;
   } else {
-    counters.draft_seconds += draft_seconds;
-    counters.verify_seconds += seconds;
-    counters.sample_seconds += sample_seconds;
+    counters.draft_seconds += times.draft_seconds;
+    counters.verify_seconds += times.verify_seconds;
+    counters.sample_seconds += times.sample_seconds;
   }
   if (!s.wants_choice) return;
   const std::vector<TokenId>& emitted = s.walk.emitted();
@@ -225,9 +227,11 @@ void Decoder::Impl::settle(Sequence& s, double seconds, double sample_seconds) {
   runner.commit(s.id, path, s.tokens);
   if (prefill) {
     counters.tokens += 1;
+    totals.counters.tokens += 1;
   } else {
     const bool truncated = was_truncated(s);
     count_round(s, static_cast<std::int64_t>(emitted.size()), truncated, 1, counters);
+    count_round(s, static_cast<std::int64_t>(emitted.size()), truncated, 1, totals.counters);
     s.brake.observe(std::ssize(s.draft.tokens()), s.draft.max_depth(), std::ssize(emitted) - 1,
                     s.draft.has_children(s.walk.node()), !truncated);
   }
@@ -240,6 +244,19 @@ void Decoder::Impl::settle(Sequence& s, double seconds, double sample_seconds) {
       fail(s, "[drafter " + s.drafter->name() + "] " + caught.what());
     }
   }
+}
+
+// Before sequences settle: prefilling or not, they are as the pass had them.
+void Decoder::Impl::count_pass() {
+  if (times.rows == 0) return;
+  totals.passes += 1;
+  totals.rows += times.rows;
+  SequenceCounters& counters = totals.counters;
+  const bool decoding = std::any_of(
+      live.begin(), live.end(), [](const auto& s) { return s->in_pass && s->prompt_rows == 0; });
+  (decoding ? counters.verify_seconds : counters.prefill_seconds) += times.verify_seconds;
+  counters.draft_seconds += times.draft_seconds;
+  counters.sample_seconds += times.sample_seconds;
 }
 
 // Takes finished sequences out. They stay readable in `gone` until the next round.
@@ -271,9 +288,11 @@ std::span<const Progress> Decoder::finish_round() {
   d.runner.forward();
   const auto forward_done = Clock::now();
   d.walk_all();
-  const double verify = std::chrono::duration<double>(forward_done - start).count();
-  const double sample = seconds_since(forward_done);
-  for (const auto& s : d.live) d.settle(*s, verify, sample);
+  d.times = {d.runner.rows(), d.draft_seconds,
+             std::chrono::duration<double>(forward_done - start).count(),
+             seconds_since(forward_done)};
+  d.count_pass();
+  for (const auto& s : d.live) d.settle(*s);
   d.hand_over_features();
   for (const auto& s : d.live) {
     if (!s->in_pass && s->finish == Finish::none) continue;
@@ -295,6 +314,28 @@ std::span<const Progress> Decoder::finish_round() {
   d.retire();
   if (d.options.check_invariants) d.runner.cache().check_invariants();
   return d.progress;
+}
+
+const DecoderTotals& Decoder::totals() const { return impl_->totals; }
+
+RoundTimes Decoder::last_times() const { return impl_->times; }
+
+std::vector<RoundShare> Decoder::last_round() const {
+  const Impl& d = *impl_;
+  if (d.round_open) {
+    throw InvalidArgument("[last_round] expected finish_round first, got an open round");
+  }
+  std::vector<RoundShare> shares;
+  const auto add = [&](const Sequence& s) {
+    if (!s.in_pass) return;
+    shares.push_back({s.id, s.prompt_rows, &s.draft, {}, {}});
+    if (!s.wants_choice) return;
+    shares.back().accepted = s.walk.path();
+    shares.back().emitted = s.walk.emitted();
+  };
+  for (const auto& s : d.live) add(*s);
+  for (const auto& s : d.gone) add(*s);
+  return shares;
 }
 
 std::span<const Progress> Decoder::round(const Plan& plan) {

@@ -54,6 +54,7 @@ void count_round(const Sequence& sequence, std::int64_t emitted, bool truncated,
   const DraftTree& draft = sequence.draft;
   const std::int64_t accepted = emitted - 1;  // the last token is the target's own, always
   counters.rounds += sign;
+  if (!draft.empty()) counters.drafts += sign;
   counters.drafted += sign * static_cast<std::int64_t>(draft.size());
   counters.accepted += sign * accepted;
   counters.tokens += sign * emitted;

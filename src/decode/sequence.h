@@ -33,8 +33,9 @@ struct Sequence {
   // This round.
   std::int64_t planned = 0;
   bool in_pass = false;
-  bool wants_choice = false;  // its walk needs logits
-  bool pruned = false;        // limits cut the draft short
+  std::int64_t prompt_rows = 0;  // prompt tokens in the pass
+  bool wants_choice = false;     // its walk needs logits
+  bool pruned = false;           // limits cut the draft short
   DraftTree draft;
   TreeWalk walk;
   BlockWalk block;

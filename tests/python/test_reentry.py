@@ -20,6 +20,7 @@ from specrt import (
     SpecrtError,
     StructuredOutputs,
 )
+from specrt.delivery import Delivery
 from specrt.structured import GrammarState
 
 SMALL = {"max_batch_size": 8, "max_num_batched_tokens": 128, "threads": 1}
@@ -226,11 +227,14 @@ def test_an_interrupt_before_admission_loses_nobody(model: Path) -> None:
                     raise KeyboardInterrupt
                 return decoder.can_add(*sizes)
 
+        scheduler = engine._scheduler
         waiting = engine._requests([[5, 6]], [greedy(5, ignore_eos=True)])[0]
-        engine._submit(waiting)
-        engine._decoder = Interrupted()
+        delivery = Delivery(1)
+        scheduler.submit(waiting, delivery)
+        scheduler.decoder = Interrupted()
         with pytest.raises(KeyboardInterrupt):
             engine.generate([1, 2], greedy(3))
-        engine._decoder = decoder
+        scheduler.decoder = decoder
         engine.generate([1, 2], greedy(9, ignore_eos=True))
-        assert all(one.done for one in waiting)
+        assert delivery.over
+        assert all(one.finish_reason == "length" for one in waiting)

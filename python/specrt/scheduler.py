@@ -1,0 +1,421 @@
+"""The scheduler: who runs, who waits, and the loop of rounds."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import queue
+import threading
+import time
+import warnings
+import weakref
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from .delivery import Delivery, wake
+from .errors import InvalidArgumentError, QueueFullError, SpecrtError
+from .locks import FairLock
+from .observer import Observer
+
+if TYPE_CHECKING:
+    from .delivery import Waker
+    from .parts import OwnDrafter
+    from .request import Request
+
+    Plan = list[tuple[int, int]]
+
+__all__ = ["OVERTAKEN_AT_MOST", "Scheduler"]
+
+OVERTAKEN_AT_MOST = 64
+"""Requests of later arrival that may be admitted before one that waits, whatever their priority."""
+
+
+class Scheduler:
+    """Runs requests together, a round at a time.
+
+    Whoever waits for a request runs rounds, for everybody's; once something has been submitted to
+    the background, one thread does instead. Rounds and the decoder are under `lock`; submitting
+    and cancelling never wait for a round.
+
+    Requests are admitted by rank: priority (lower first), then arrival. The first that does not fit
+    holds up those behind it, and one that has been overtaken `OVERTAKEN_AT_MOST` times goes first,
+    so everyone gets in. The first by rank is never preempted, so everyone ends.
+    """
+
+    def __init__(
+        self,
+        decoder: _core.Decoder,
+        drafter: OwnDrafter | None,
+        plan: Callable[[_core.Decoder, int], Plan],
+        *,
+        num_speculative_tokens: int,
+        max_queued_requests: int | None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.lock = FairLock()
+        self.decoder: _core.Decoder | None = decoder
+        self.drafter: OwnDrafter | None = drafter
+        self.observer = observer or Observer()
+        self.num_speculative_tokens = num_speculative_tokens
+        self._plan = plan
+        self._most_queued = max_queued_requests
+        self._arrivals = 0
+        self._inbox: deque[Request] = deque()
+        """Submitted since the last round."""
+        self._gate = threading.Lock()
+        """Between those who submit."""
+        self._waiting: list[Request] = []
+        """By rank."""
+        self._running: dict[int, Request] = {}
+        self._results: deque[tuple[Any, ...]] = deque()
+        """Of the last round, not delivered yet."""
+        self._left: deque[Request] = deque()
+        """To be cancelled: their callers have gone."""
+        self._woken: list[Waker] = []
+        self._inside: int | None = None
+        """The thread that is inside a round."""
+        self._closing = False
+        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    # Submitting and waiting.
+
+    def open_decoder(self) -> _core.Decoder:
+        decoder = self.decoder
+        if decoder is None or self._closing:
+            raise InvalidArgumentError("[engine] expected an open engine, got a closed one")
+        return decoder
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """How many requests wait, and how many run."""
+        return len(self._inbox) + len(self._waiting), len(self._running)
+
+    def submit(self, requests: list[Request], delivery: Delivery) -> None:
+        """Take requests in. Raises QueueFullError, taking none, where they are too many to wait."""
+        with self._gate:
+            self.open_decoder()
+            queued = len(self._inbox) + sum(not one.preempted for one in self._waiting)
+            if self._most_queued is not None and queued + len(requests) > self._most_queued:
+                raise QueueFullError(
+                    f"[max_queued_requests] expected room for {len(requests)} more beside at most "
+                    f"{self._most_queued} that wait, got {queued} waiting"
+                )
+            for request in requests:
+                request.arrival = self._arrivals
+                self._arrivals += 1
+                request.delivery = delivery
+                self._tell(self.observer.queued, request)
+            self._inbox.extend(requests)
+        if self._closing:  # in between: perhaps nobody else will look at them
+            with self.lock:
+                self._end_all(self._inbox, "closed before the request ran")
+
+    def serve(self) -> None:
+        """From now on a thread of the scheduler's own runs rounds."""
+        with self._gate:
+            if self._thread is None and not self._closing:
+                self._thread = threading.Thread(
+                    target=_serve,
+                    args=(weakref.ref(self), self._wake),
+                    name="specrt-rounds",
+                    daemon=True,
+                )
+                weakref.finalize(self, self._wake.put, False)
+                _SERVING.add(self)
+                self._thread.start()
+        self._wake.put(True)
+
+    def wait(self, delivery: Delivery) -> None:
+        """Until all of it is over, running rounds where nobody else does."""
+        while not delivery.over:
+            self.advance(delivery)
+
+    def advance(self, delivery: Delivery) -> None:
+        """Wait for news of it, running a round where nobody else does."""
+        self.refuse_inside_a_round()
+        if self._thread is None:
+            self.step()
+        else:
+            self._wake.put(True)
+            delivery.wait_for_news()
+
+    def refuse_inside_a_round(self) -> None:
+        if self._inside == threading.get_ident():
+            raise InvalidArgumentError(
+                "[engine] expected no call from inside a drafter or grammar, got one"
+            )
+
+    def withdraw(self, requests: Sequence[Request]) -> None:
+        """Cancel what is not done. Waits for nothing: a round under way comes first."""
+        self.abandon(requests)
+        self._settle()
+
+    def abandon(self, requests: Sequence[Request]) -> None:
+        """Leave word that they are to be cancelled; takes no lock, so that the collector may."""
+        self._left.extend(one for one in requests if not one.done)
+        if self._thread is not None:
+            self._wake.put(True)
+
+    def close(self) -> None:
+        """End everything. Results of a round that was run are delivered first."""
+        self.refuse_inside_a_round()
+        self._closing = True
+        with self.lock:
+            if self.decoder is not None:
+                self._deliver_results(self.decoder)
+                for requests in (self._running.values(), self._waiting, self._inbox):
+                    self._end_all(requests, "closed while the request was running")
+                self.decoder = None
+                self.drafter = None
+        if self._thread is not None:
+            self._wake.put(False)
+            self._thread.join()
+
+    @contextlib.contextmanager
+    def between_rounds(self) -> Iterator[_core.Decoder]:
+        """The decoder, while no round is under way."""
+        try:
+            with self.lock:
+                yield self.open_decoder()
+        finally:
+            self._settle()
+
+    # Rounds.
+
+    def step(self) -> None:
+        """One round for everything that runs, whoever asked for it."""
+        with self.lock:
+            self.refuse_inside_a_round()
+            decoder = self.decoder
+            if decoder is None or self._closing:
+                return
+            self._inside = threading.get_ident()
+            try:
+                if not self._results:
+                    self._admit(decoder)
+                    self._run_round(decoder)
+                # What an interrupt leaves here is delivered by the next step.
+                self._deliver_results(decoder)
+            finally:
+                self._inside = None
+                self._cancel_left()
+        self._settle()
+
+    def _plan_round(self, decoder: _core.Decoder) -> Plan:
+        """(sequence, prompt tokens or draft nodes at most) for each that takes part."""
+        return self._plan(decoder, self.num_speculative_tokens)
+
+    def _run_round(self, decoder: _core.Decoder) -> None:
+        try:
+            plan = self._plan_round(decoder)
+            began = time.monotonic()
+            results = decoder.round(plan)
+            self._results.extend(results)
+        except BaseException as error:
+            self._fail_running(decoder, error)
+            raise
+        self._tell(self.observer.round, plan, results, time.monotonic() - began)
+
+    def _fail_running(self, decoder: _core.Decoder, error: BaseException) -> None:
+        """A round whose results were lost, to Ctrl-C say: whoever was in it would have a gap."""
+        for sequence, request in list(self._running.items()):
+            with contextlib.suppress(InvalidArgumentError):  # it may have ended in that round
+                decoder.cancel(sequence)
+            self._end(request, SpecrtError(f"[engine] a round was lost: {type(error).__name__}"))
+
+    # Who gets in.
+
+    def _admit(self, decoder: _core.Decoder) -> None:
+        while self._inbox:
+            insort(self._waiting, self._inbox.popleft(), key=_rank)
+        place = 0
+        while place < len(self._waiting):
+            request = self._waiting[place]
+            if not request.may_start:
+                place += 1  # it waits for its own first sample, others need not
+                continue
+            if not decoder.can_add(len(request.prompt), request.params.max_tokens):
+                break
+            del self._waiting[place]
+            try:
+                self._enter(decoder, request)
+            finally:
+                # Whoever did not get in waits on, also where Ctrl-C came in between.
+                if request.id is None and not request.done:
+                    self._waiting.insert(place, request)
+            self._note_overtaken(request)
+
+    def _enter(self, decoder: _core.Decoder, request: Request) -> None:
+        constraint = None
+        if request.constraint is not None:
+            constraint = _core.make_python_constraint(request.constraint)
+        try:
+            drafter = None
+            if self.drafter is not None and self.num_speculative_tokens > 0:
+                drafter = self.drafter.for_request()
+            request.id = decoder.add(request.prompt, request.core_params, drafter, constraint)
+        except SpecrtError as error:
+            self._end(request, error)
+            return
+        self._running[request.id] = request
+        request.admitted = time.monotonic()
+        self._tell(self.observer.admitted, request)
+
+    def _note_overtaken(self, admitted: Request) -> None:
+        if not self._waiting or self._waiting[-1].priority <= admitted.priority:
+            return  # none of those behind it came before it
+        late = False
+        for request in self._waiting:
+            if request.arrival < admitted.arrival:
+                request.overtaken += 1
+                late = late or request.overtaken == OVERTAKEN_AT_MOST
+        if late:
+            self._waiting.sort(key=_rank)
+
+    # What comes out.
+
+    def _deliver_results(self, decoder: _core.Decoder) -> None:
+        try:
+            while self._results:
+                self._deliver(decoder, *self._results.popleft())
+        finally:
+            self._wake_readers()
+
+    def _deliver(
+        self,
+        decoder: _core.Decoder,
+        sequence: int,
+        tokens: list[int],
+        logprobs: Any,
+        prompt_logprobs: Any,
+        finish: str,
+        counters: _core.SequenceCounters | None,
+        error: str,
+    ) -> None:
+        request = self._running.get(sequence)
+        if request is None:
+            return
+        if error:
+            self._end(request, request.failure(error))
+            return
+        try:
+            if prompt_logprobs is not None:
+                request.tell_prompt(prompt_logprobs)
+            cut = request.feed(tokens, logprobs, finish)
+            if cut >= 0:
+                # A stop text ends it before the core would have, or in the round in which it did.
+                counters = decoder.stop(sequence, cut)
+                finish = "stop"
+            if finish:
+                request.end(finish, counters)
+                self._end(request)
+            elif tokens:
+                self._post(request)
+        except Exception as caught:  # a tokenizer's, say: it ends this request and no other
+            if not finish:
+                decoder.cancel(sequence)
+            self._end(request, SpecrtError(f"[output] {type(caught).__name__}: {caught}"))
+
+    def _post(self, request: Request, *, done: bool = False) -> None:
+        if request.delivery is not None:
+            request.delivery.put(request.increment(), done=done, woken=self._woken)
+
+    def _end(self, request: Request, error: SpecrtError | None = None) -> None:
+        """It is over, with its finish reason or with an error: nothing else comes of it."""
+        if request.finished is not None:
+            return
+        if request.id is not None:
+            self._running.pop(request.id, None)
+        if error is not None:
+            request.error = error
+        request.finished = time.monotonic()
+        self._tell(self.observer.finished, request)
+        self._post(request, done=True)
+
+    def _wake_readers(self) -> None:
+        woken, self._woken = self._woken, []
+        if woken:
+            wake(woken)
+
+    def _end_all(self, requests: Iterable[Request], why: str) -> None:
+        for request in list(requests):
+            self._end(request, SpecrtError(f"[engine] {why}"))
+        self._wake_readers()
+
+    # Who leaves early.
+
+    def _settle(self) -> None:
+        """Cancel those that left, unless a round is under way, which will."""
+        while self._left and self.lock.try_enter():
+            try:
+                if self._inside is not None:
+                    return  # this thread's own round, which does it at its end
+                self._cancel_left()
+            finally:
+                self.lock.__exit__()
+
+    def _cancel_left(self) -> None:
+        while self._left:
+            request = self._left.popleft()
+            if request.done:
+                continue
+            counters = None
+            if request.id is not None:
+                if self.decoder is not None:
+                    counters = self.decoder.cancel(request.id)
+            elif request in self._waiting:
+                self._waiting.remove(request)
+            elif request in self._inbox:
+                self._inbox.remove(request)
+            request.end("abort", counters)
+            self._end(request)
+        self._wake_readers()
+
+    # The thread.
+
+    def _run_until_idle(self) -> None:
+        while not self._closing and (
+            self._inbox or self._waiting or self._running or self._results or self._left
+        ):
+            try:
+                self.step()
+            except BaseException as error:  # its requests have been told; the thread goes on
+                warnings.warn(f"a round ended in {type(error).__name__}: {error}", stacklevel=1)
+
+    def _tell(self, hook: Callable[..., None], *what: Any) -> None:
+        try:
+            hook(*what)
+        except Exception as error:
+            warnings.warn(
+                f"an observer's {hook.__name__} raised {type(error).__name__}: {error}",
+                stacklevel=2,
+            )
+
+
+def _rank(request: Request) -> tuple[bool, int, int]:
+    """Whose turn it is: the smallest."""
+    return (request.overtaken < OVERTAKEN_AT_MOST, request.priority, request.arrival)
+
+
+_SERVING: weakref.WeakSet[Scheduler] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    # A thread that is inside the core when the interpreter goes would not survive it.
+    for scheduler in list(_SERVING):
+        scheduler.close()
+
+
+def _serve(reference: weakref.ref[Scheduler], wake_up: queue.SimpleQueue[bool]) -> None:
+    # Between requests the thread does not keep the engine alive.
+    while wake_up.get():
+        scheduler = reference()
+        if scheduler is None:
+            return
+        scheduler._run_until_idle()
+        del scheduler

@@ -1,0 +1,215 @@
+"""What `engine.metrics()` says, and what Prometheus reads of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import Branching, Counting, greedy, known
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from specrt import Distribution, Engine, EngineMetrics, InvalidArgumentError, SamplingParams
+from specrt.engine_metrics import FIRST_TOKEN, _Values, percentiles
+from specrt.prometheus import EngineCollector
+
+SMALL: dict[str, Any] = {"max_model_len": 256, "max_batch_size": 4, "threads": 1}
+
+
+def test_nothing_yet(counter: Path) -> None:
+    with Engine(counter, "ngram", **SMALL) as engine:
+        metrics = engine.metrics()
+    assert metrics.passes == metrics.rows == metrics.totals.completion_tokens == 0
+    assert metrics.requests_running == metrics.requests_waiting == 0
+    assert metrics.prefix_hit_rate == metrics.kv_cache_usage == metrics.totals.gamma == 0
+    assert metrics.totals.time_shares == (0, 0, 0)
+    assert "0 running" in repr(metrics)
+    assert "–" in str(EngineMetrics())
+    assert str(Distribution()) == "–"
+    with pytest.raises(InvalidArgumentError, match="closed"):
+        engine.metrics()
+
+
+def test_totals_are_those_of_all_requests(l2: Path) -> None:
+    prompts: list[Any] = [[5, 6, 7], [5, 6, 7, 8], list(range(40)), [9]]
+    params = [greedy(n) for n in (30, 17, 9, 1)]
+    with Engine(l2, **SMALL) as engine:
+        drafter = Branching(known(engine.generate(prompts, params)), 264)
+    with Engine(l2, drafter, num_speculative_tokens=6, **SMALL) as engine:
+        outputs = engine.generate(prompts, params)
+        metrics = engine.metrics()
+    totals, each = metrics.totals, [one.metrics for one in outputs]
+    for name in (
+        "prompt_tokens",
+        "cached_prompt_tokens",
+        "completion_tokens",
+        "rounds",
+        "drafts",
+        "drafted_tokens",
+        "accepted_tokens",
+        "wasted_tokens",
+        "truncated_rounds",
+    ):
+        assert getattr(totals, name) == sum(getattr(one, name) for one in each), name
+    for depth, count in enumerate(totals.accepted_per_position):
+        assert count == sum(
+            one.accepted_per_position[depth]
+            for one in each
+            if depth < len(one.accepted_per_position)
+        )
+    assert totals.sources["Branching"].drafted_tokens == totals.drafted_tokens > 0
+    assert totals.gamma == totals.drafted_tokens / totals.rounds
+    assert math.isclose(sum(totals.time_shares), 1)
+    # Requests share passes: their time counts once.
+    assert metrics.passes < totals.rounds
+    assert 0 < totals.verify_seconds < sum(one.verify_seconds for one in each)
+    assert metrics.rows == totals.prompt_tokens + totals.rounds + totals.drafted_tokens
+    assert metrics.requests_finished == {"length": 4}
+
+
+def test_clocks_of_requests(counter: Path) -> None:
+    with Engine(counter, Counting(), num_speculative_tokens=3, **SMALL) as engine:
+        outputs = engine.generate([[1], [2], [3], [4], [5], [6]], greedy(20))
+        metrics = engine.metrics()
+    assert [one.count for one in (metrics.ttft, metrics.tpot, metrics.total)] == [6, 6, 6]
+    assert metrics.queue.count == metrics.prefill.count == metrics.decode.count == 6
+    assert metrics.inter_token.count == sum(one.metrics.rounds for one in outputs)
+    for output in outputs:
+        one = output.metrics
+        assert len(one.inter_token_seconds) == one.rounds
+        spent = one.ttft_seconds + sum(one.inter_token_seconds)
+        assert math.isclose(spent, one.total_seconds, abs_tol=1e-6)
+        assert 0 <= one.queue_seconds < one.ttft_seconds
+    # Four at a time: the last two waited for others to end.
+    assert min(one.metrics.queue_seconds for one in outputs[4:]) > max(
+        one.metrics.queue_seconds for one in outputs[:4]
+    )
+    assert math.isclose(metrics.ttft.total, sum(one.metrics.ttft_seconds for one in outputs))
+    assert 0 < metrics.ttft.p50 <= metrics.ttft.p90 <= metrics.ttft.p99
+
+
+def test_metrics_while_requests_run(counter: Path) -> None:
+    with Engine(counter, **{**SMALL, "max_batch_size": 1}) as engine:
+        first, second = (engine.stream([one], greedy(60)) for one in (1, 2))
+        next(first)
+        metrics = engine.metrics()
+        assert (metrics.requests_running, metrics.requests_waiting) == (1, 0)
+        assert metrics.totals.completion_tokens >= 1
+        assert 0 < metrics.kv_cache_usage <= 1
+        first.close()
+        assert engine.metrics().requests_finished == {"abort": 1}
+        assert engine.metrics().kv_cache_usage == 0
+        second.close()
+
+
+def test_prefix_hits(l2: Path) -> None:
+    prompt = list(range(100))
+    with Engine(l2, **SMALL) as engine:
+        for _ in range(2):
+            engine.generate([prompt], greedy(2))
+        metrics = engine.metrics()
+    assert metrics.totals.prompt_tokens == 200
+    assert metrics.totals.cached_prompt_tokens == 96
+    assert metrics.prefix_hit_rate == 0.48
+
+
+def test_requests_that_fail(counter: Path) -> None:
+    class Broken(Counting):
+        def propose(self, tokens: list[int], budget: int) -> Any:
+            raise RuntimeError("no idea")
+
+    with Engine(counter, Broken(), **SMALL) as engine:
+        with pytest.raises(Exception, match="no idea"):
+            engine.generate([3], greedy(9))
+        assert engine.metrics().requests_finished == {"error": 1}
+
+
+def test_percentiles() -> None:
+    assert percentiles([], (50, 99)) == [0, 0]
+    assert percentiles([3.0], (0, 50, 100)) == [3, 3, 3]
+    assert percentiles([4.0, 1.0, 3.0, 2.0], (0, 50, 100)) == [1, 2.5, 4]
+    values = _Values((1.0, 2.0))
+    for one in (0.5, 1.0, 1.5, 9.0):
+        values.add(one)
+    told = values.distribution()
+    assert (told.buckets, told.count, told.total) == ((2, 1, 1), 4, 12)
+    assert told.mean == 3
+
+
+def scrape(engine: Engine, **options: Any) -> dict[str, Any]:
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(engine, **options))
+    text = generate_latest(registry).decode()
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_prometheus_has_vllms_names(counter: Path) -> None:
+    with Engine(counter, Counting(), num_speculative_tokens=3, **SMALL) as engine:
+        engine.generate([1], greedy(20))
+        engine.generate([1, 2, 3], greedy(9, stop_token_ids=[8]))
+        metrics = engine.metrics()
+        found = scrape(engine)
+    labels = (("engine", "0"), ("model_name", engine.name))
+    totals = metrics.totals
+
+    def value(name: str, *more: tuple[str, str]) -> float:
+        return float(found[(f"vllm:{name}", *sorted((*labels, *more)))])
+
+    assert value("spec_decode_num_drafts_total") == totals.drafts > 0
+    assert value("spec_decode_num_draft_tokens_total") == totals.drafted_tokens
+    assert value("spec_decode_num_accepted_tokens_total") == totals.accepted_tokens > 0
+    for position, count in enumerate(totals.accepted_per_position):
+        name = "spec_decode_num_accepted_tokens_per_pos_total"
+        assert value(name, ("position", str(position))) == count
+    assert value("generation_tokens_total") == totals.completion_tokens
+    assert value("prompt_tokens_total") == value("prefix_cache_queries_total") == 4
+    assert value("prefix_cache_hits_total") == value("num_preemptions_total") == 0
+    assert value("num_requests_running") == value("num_requests_waiting") == 0
+    assert value("kv_cache_usage_perc") == 0
+    assert value("request_success_total", ("finished_reason", "length")) == 1
+    assert value("request_success_total", ("finished_reason", "stop")) == 1
+    assert value("request_success_total", ("finished_reason", "abort")) == 0
+    for name in (
+        "time_to_first_token_seconds",
+        "request_time_per_output_token_seconds",
+        "e2e_request_latency_seconds",
+        "request_queue_time_seconds",
+        "request_prefill_time_seconds",
+        "request_decode_time_seconds",
+    ):
+        assert value(f"{name}_count") == value(f"{name}_bucket", ("le", "+Inf")) == 2, name
+    assert value("inter_token_latency_seconds_count") == totals.rounds
+    buckets = [value("time_to_first_token_seconds_bucket", ("le", str(b))) for b in FIRST_TOKEN]
+    assert buckets == sorted(buckets)
+    assert math.isclose(value("time_to_first_token_seconds_sum"), metrics.ttft.total)
+
+
+def test_prometheus_prefix_and_labels(counter: Path) -> None:
+    with Engine(counter, **SMALL) as engine:
+        found = scrape(engine, prefix="specrt_", labels={"host": "a"})
+        assert found[("specrt_num_requests_running", ("host", "a"))] == 0
+        assert scrape(engine, labels={})[("vllm:prompt_tokens_total",)] == 0
+        for options in (
+            {"prefix": "1"},
+            {"prefix": None},
+            {"labels": {"le": "a"}},
+            {"labels": {"a b": "a"}},
+            {"labels": {"a": 1}},
+        ):
+            with pytest.raises(InvalidArgumentError):
+                EngineCollector(engine, **options)  # type: ignore[arg-type]
+        registry = CollectorRegistry()
+        registry.register(EngineCollector(engine))
+    assert generate_latest(registry) == b""  # closed
+
+
+def test_abandoned_samples_of_one_request(counter: Path) -> None:
+    with Engine(counter, **SMALL) as engine:
+        engine.generate([1], SamplingParams(n=3, temperature=1.0, max_tokens=5, seed=1))
+        assert engine.metrics().requests_finished == {"length": 3}

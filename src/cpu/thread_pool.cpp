@@ -77,22 +77,13 @@ class Waiter {
 struct ThreadPool::State {
   explicit State(int team) : size(team), spin(team <= default_thread_count()), caller(spin) {}
 
-  /// Runs thread `index`'s share of the current region.
-  void share(int index) {
-    if (grain > 0) {
-      take_parts(index);
+  /// Thread `index` does parts of the current region while there are any.
+  void take_parts(int index) {
+    if (grain == 0) {
+      take_shares(index);
       return;
     }
-    const std::int64_t even = count / size;
-    const std::int64_t more = count % size;
-    const std::int64_t begin = index * even + std::min<std::int64_t>(index, more);
-    const std::int64_t end = begin + even + (index < more ? 1 : 0);
-    if (begin < end) function(context, index, begin, end);
-  }
-
-  /// Takes parts while there are any: of what is left, half an even share, so that many are not
-  /// needed and the last ones are short.
-  void take_parts(int index) {
+    // Of what is left, half an even share, so that many are not needed and the last ones are short.
     std::int64_t begin = taken.load(std::memory_order_relaxed);
     while (begin < count) {
       const std::int64_t part = std::max(grain, (count - begin) / (2 * size));
@@ -103,16 +94,44 @@ struct ThreadPool::State {
     }
   }
 
+  /// Even shares, as many as threads: who takes which does not matter.
+  void take_shares(int index) {
+    const std::int64_t even = count / size;
+    const std::int64_t more = count % size;
+    for (;;) {
+      const std::int64_t i = taken.fetch_add(1, std::memory_order_relaxed);
+      if (i >= size) return;
+      const std::int64_t begin = i * even + std::min(i, more);
+      const std::int64_t end = begin + even + (i < more ? 1 : 0);
+      if (begin < end) function(context, index, begin, end);
+    }
+  }
+
   void work(int index) {
     const FpMode mode;
     Waiter waiter(spin);
     for (int seen = 0;;) {
       waiter.wait_while(region, seen);
       seen = region.load(std::memory_order_acquire);
-      if (stop) return;
-      share(index);
+      if (stop.load(std::memory_order_relaxed)) return;
+      // Too late where the caller has done it all, perhaps because this core was another's.
+      const int before = gate.fetch_add(1, std::memory_order_acq_rel);
+      if ((before & kOpen) != 0) take_parts(index);
       // Sequentially consistent, as below: the notice may not look for sleepers before the count.
-      if (working.fetch_sub(1, std::memory_order_seq_cst) == 1) working.notify_one();
+      if (gate.fetch_sub(1, std::memory_order_seq_cst) == 1) gate.notify_one();
+    }
+  }
+
+  /// Runs what is set; the caller is thread 0. Threads that are not awake in time are not waited
+  /// for: where others keep the cores busy, that may take as long as the system lets these run.
+  void run_region() {
+    taken.store(0, std::memory_order_relaxed);
+    gate.fetch_or(kOpen, std::memory_order_acq_rel);
+    next_region();
+    take_parts(0);
+    gate.fetch_and(~kOpen, std::memory_order_acq_rel);
+    for (int inside; (inside = gate.load(std::memory_order_acquire)) != 0;) {
+      caller.wait_while(gate, inside);
     }
   }
 
@@ -137,16 +156,21 @@ struct ThreadPool::State {
   Waiter caller;
   std::vector<std::thread> threads;
 
-  // Written between regions by the caller, published by `region`.
+  // Written between regions by the caller, published by `gate`.
   Function function = nullptr;
   const void* context = nullptr;
   std::int64_t count = 0;
   std::int64_t grain = 0;
-  bool stop = false;
-  std::atomic<bool> unpinned = false;
+  std::atomic<bool> stop = false;
+  std::atomic<int> pinned = 0;    ///< threads that have tried
+  std::atomic<int> unpinned = 0;  ///< of those, the ones that could not
+
+  static constexpr int kOpen = 1 << 30;
 
   alignas(64) std::atomic<int> region = 0;
-  alignas(64) std::atomic<int> working = 0;
+  /// Threads inside the current region, and kOpen while others may enter. What the caller wrote
+  /// stands still until none is inside and none may enter.
+  alignas(64) std::atomic<int> gate = 0;
   alignas(64) std::atomic<std::int64_t> taken = 0;
 };
 
@@ -184,7 +208,11 @@ ThreadPool::ThreadPool(int threads, bool pin) {
     state->threads.reserve(static_cast<std::size_t>(threads - 1));
     for (int i = 1; i < threads; ++i) {
       state->threads.emplace_back([state, i, pin] {
-        if (pin && !pin_to(i)) state->unpinned = true;
+        if (pin) {
+          if (!pin_to(i)) ++state->unpinned;
+          ++state->pinned;
+          state->pinned.notify_one();
+        }
         state->work(i);
       });
     }
@@ -195,9 +223,8 @@ ThreadPool::ThreadPool(int threads, bool pin) {
                                      started + " that the system would start"));
   }
   if (pin) {
-    // Every thread has tried once it has done its share of anything.
-    parallel(threads, [](std::int64_t, std::int64_t) {});
-    if (state->unpinned) {
+    for (int tried; (tried = state->pinned.load()) != threads - 1;) state->pinned.wait(tried);
+    if (state->unpinned != 0) {
       state->join();
       throw UnsupportedError(
           expected_got("pin_threads", "a system that ties threads to processors", "another"));
@@ -222,13 +249,7 @@ void ThreadPool::run(std::int64_t count, std::int64_t grain, Function function,
   state.context = context;
   state.count = count;
   state.grain = grain;
-  state.taken.store(0, std::memory_order_relaxed);
-  state.working.store(state.size - 1, std::memory_order_relaxed);
-  state.next_region();
-  state.share(0);
-  for (int left; (left = state.working.load(std::memory_order_acquire)) != 0;) {
-    state.caller.wait_while(state.working, left);
-  }
+  state.run_region();
 }
 
 }  // namespace specrt::cpu

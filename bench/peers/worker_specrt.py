@@ -6,7 +6,7 @@ import sys
 
 from common import Clock, serve
 
-from specrt import Drafter, DraftTree, Engine, SamplingParams, drafters
+from specrt import Drafter, DraftTree, Engine, RequestOutput, SamplingParams, drafters
 
 PATH, DTYPE, THREADS = sys.argv[1], sys.argv[2], int(sys.argv[3])
 ISA = sys.argv[4] if len(sys.argv) > 4 else "auto"
@@ -45,17 +45,26 @@ ngram = _engine(drafters.NGram(), 16)
 wide = _engine(noise, 63)
 
 
-def decode(prompt: list[int], max_tokens: int, speculate: bool = False) -> dict[str, object]:
-    engine = ngram if speculate else plain
+def _behind_the_first(
+    engine: Engine, prompt: list[int], max_tokens: int
+) -> tuple[RequestOutput, float]:
+    """An output, and the seconds between its first token and its last."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    first = Clock()
-    engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
-    prefill = first.seconds()
+    stream = engine.stream(prompt, params)
+    next(stream)
     clock = Clock()
-    out = engine.generate([prompt], params)[0]
+    while True:
+        try:
+            next(stream)
+        except StopIteration as end:
+            return end.value, clock.seconds()
+
+
+def decode(prompt: list[int], max_tokens: int, speculate: bool = False) -> dict[str, object]:
+    out, seconds = _behind_the_first(ngram if speculate else plain, prompt, max_tokens)
     return {
         "tokens": list(out.token_ids),
-        "seconds": clock.seconds() - prefill,
+        "seconds": seconds,
         "acceptance_length": out.metrics.acceptance_length,
     }
 
@@ -69,13 +78,7 @@ def answer(prompt: list[int], max_tokens: int) -> dict[str, float]:
 def rows(prompt: list[int], count: int, repeat: int) -> float:
     """Seconds of a round of `count` rows, everything around the pass included."""
     noise.rows = count
-    params = SamplingParams(temperature=0.0, max_tokens=repeat + 1, ignore_eos=True)
-    one = Clock()
-    wide.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
-    prefill = one.seconds()
-    clock = Clock()
-    wide.generate([prompt], params)
-    return (clock.seconds() - prefill) / repeat
+    return _behind_the_first(wide, prompt, repeat + 1)[1] / repeat
 
 
 def batch(prompts: list[list[int]], max_tokens: int) -> float:

@@ -25,7 +25,7 @@ class OpenedHead:
         self.spec, self.checkpoint, self.shape = spec, checkpoint, shape
 
     def load(self) -> list[_core.Model]:
-        """Packed weights, of each module; a progress bar on a terminal. Lets go of the checkpoint."""
+        """Packed weights, of each module; a progress bar on a terminal. Closes the checkpoint."""
         used = [self.checkpoint, *self.checkpoint.later][: self.shape.modules]
         try:
             return [self._load(one) for one in used]

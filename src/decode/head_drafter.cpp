@@ -177,8 +177,9 @@ void HeadDrafter::run_fed() {
     state.slots.erase(state.slots.begin(), state.slots.begin() + done);
     state.tokens.erase(state.tokens.begin(), state.tokens.begin() + done);
     if (remembers_) {
-      runner_.cache().remember(one.id, std::span<const TokenId>(state.keys)
-                                           .first(static_cast<std::size_t>(state.cached)));
+      runner_.cache().remember(
+          one.id,
+          std::span<const TokenId>(state.keys).first(static_cast<std::size_t>(state.cached)));
     }
   }
 }
@@ -542,9 +543,8 @@ std::shared_ptr<Drafter> make_head_drafter(std::span<const Model> modules, const
   }
   const ModelConfig& h = modules.front().config();
   for (const Model& one : modules) {
-    if (!(one.config().head == h.head) ||
-        config_to_text(one.config(), one.precision()) !=
-            config_to_text(h, modules.front().precision())) {
+    if (!(one.config().head == h.head) || config_to_text(one.config(), one.precision()) !=
+                                              config_to_text(h, modules.front().precision())) {
       throw InvalidArgument("[draft head] expected modules of one config, got different ones");
     }
   }

@@ -39,7 +39,7 @@ _NAMES = {
 _PREFIX = {
     "mimo": lambda index: f"model.mtp_layers.{index}.",
     "qwen3_next": lambda _: "mtp.",
-    "deepseek": lambda index: f"model.layers.{3 + index}.",
+    "deepseek": lambda index: f"model.layers.{index}.",
 }
 
 
@@ -48,8 +48,13 @@ def module(kind: str, **more: Any) -> Head:
     return Head(kind, ffn=128, eps=1e-6, **more)
 
 
-def stored(head: Head, index: int = 0) -> Tensors:
-    """The tensors of a module, by its place among several, as its family names them."""
+def stored(head: Head, index: int = 0, first: int = 3) -> Tensors:
+    """The tensors of a module, by its place among several, as its family names them.
+
+    DeepSeek's go on where the target's layers end, at `first`.
+    """
+    if head.kind == "deepseek":
+        index += first
     out = {}
     for name, tensor in head.tensors.items():
         if name.startswith("layers.0."):
@@ -64,12 +69,12 @@ def stored(head: Head, index: int = 0) -> Tensors:
     return out
 
 
-def with_modules(path: Path, heads: list[Head], base: Path, **config: Any) -> Path:
+def with_modules(path: Path, heads: list[Head], base: Path, first: int = 3, **config: Any) -> Path:
     """A copy of the target `base` with the modules beside it."""
     raw = {**json.loads((base / "config.json").read_text()), **config}
     tensors = load_file(base / "model.safetensors")
     for index, head in enumerate(heads):
-        tensors.update(stored(head, index))
+        tensors.update(stored(head, index, first))
     return write(path, raw, tensors)
 
 

@@ -139,7 +139,7 @@ struct SPECRT_API DraftHeadOptions : DraftModelOptions {
   std::string name = "eagle";  ///< in metrics and messages
   TargetFeatures features;     ///< head.feature_parts of them
   std::int64_t depth = 8;      ///< tokens along a path, at most
-  std::int64_t top_k = 1;  ///< children of a node, and nodes of a level that get any; 1: a chain
+  std::int64_t top_k = 1;    ///< children of a node, and nodes of a level that get any; 1: a chain
   std::int64_t modules = 1;  ///< at most depth: the k-th drafts the k-th token
   /// Target ids of the head's output vocabulary; empty: they are the same.
   std::vector<TokenId> target_of_draft;

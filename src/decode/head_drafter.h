@@ -25,8 +25,7 @@ namespace specrt {
 /// store is full, so rounds without drafts cost a pass now and then and nothing is ever missing.
 class HeadDrafter final : public Drafter {
  public:
-  HeadDrafter(std::span<const Model> modules, const Model& target,
-              const DraftHeadOptions& options);
+  HeadDrafter(std::span<const Model> modules, const Model& target, const DraftHeadOptions& options);
 
   const std::string& name() const override { return options_.name; }
   void admit(SequenceId id, std::span<const TokenId> prompt, std::int64_t max_length) override;

@@ -235,7 +235,8 @@ def test_merge_goes_with_who_is_right(kind: str, deep_target: Path, tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def random_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_llama(tmp_path_factory.mktemp("random"), layers=4, seed=3, lm_head_scale=4.0)
+    """Deep enough that a head is worth asking."""
+    return tiny_llama(tmp_path_factory.mktemp("random"), layers=24, seed=3, lm_head_scale=4.0)
 
 
 def random_part(kind: str, path: Path, tree: bool) -> Any:

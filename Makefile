@@ -43,7 +43,7 @@ help:
 	@echo "make lint      ruff, mypy, clang-format, type stubs up to date"
 	@echo "make sanitize  native tests under address, undefined-behaviour and thread sanitizers"
 	@echo "make mutants   break the sources in known ways; the native tests must notice each"
-	@echo "make bench     time the products; BENCH_OF=attention, forward or sampling: those instead"
+	@echo "make bench     time the products; BENCH_OF=attention, forward, sampling or trees: those"
 	@echo "make format    format C++ and Python"
 	@echo "make stubs     write python/specrt/_core.pyi anew"
 	@echo "make wheel     build a wheel into dist/"

@@ -36,6 +36,7 @@ set(specrt_sources
     src/decode/filter.cpp
     src/decode/head_drafter.cpp
     src/decode/head_memory.cpp
+    src/decode/head_modules.cpp
     src/decode/layers_drafter.cpp
     src/decode/logits_state.cpp
     src/decode/medusa_drafter.cpp

@@ -385,6 +385,56 @@ MUTANTS = [
         "last ? double{law[id]} : 1.0 *",
         "rejection_through",
     ),
+    Mutant(
+        "module_keeps_a_stale_state",
+        "src/decode/head_modules.cpp",
+        "std::copy(from, from + hidden_, ",
+        "if (k > 0) std::copy(from, from + hidden_, ",
+        "head_drafter_catches_up",
+    ),
+    Mutant(
+        "modules_after_the_first_not_chained",
+        "src/decode/head_modules.cpp",
+        "    last = &runner;\n",
+        "",
+        "head_drafter_catches_up",
+    ),
+    Mutant(
+        "head_keys_without_first_tokens",
+        "src/decode/head_features.h",
+        "digit %= base_;",
+        "digit = 0;",
+        "head_keys",
+    ),
+    Mutant(
+        "candidates_ranked_by_their_last_step",
+        "src/decode/candidate_tree.cpp",
+        "before + std::min(step, 0.0f), log_prob",
+        "0.0f * before + std::min(step, 0.0f), log_prob",
+        "candidate_tree",
+    ),
+    Mutant(
+        "suffix_shorter_match_of_equals",
+        "src/core/suffix_trie.cpp",
+        "if (candidate.score >= out.score && ",
+        "if (candidate.score > out.score && ",
+        "suffix_trie",
+    ),
+    Mutant(
+        "suffix_others_before_its_own_text",
+        "src/decode/suffix_drafter.cpp",
+        "if (other_.score > best_.score)",
+        "if (other_.score >= best_.score)",
+        "suffix_drafter",
+    ),
+    Mutant(
+        "merge_believes_confidence",
+        "src/decode/merge_drafter.cpp",
+        "m.accepted[i], one.calibration.acceptance(\n                               m.of(i, part),",
+        "m.accepted[i], double{m.of(i, part)} + 0.0 * one.calibration.acceptance(\n"
+        "                               m.of(i, part),",
+        "merge_",
+    ),
 ]
 
 

@@ -1,9 +1,7 @@
 // What a whole forward pass of M rows costs against one row, head included, for a model of a known
 // shape with random weights.
 
-#include <random>
-
-#include "bench_support.h"
+#include "bench_model.h"
 #include "model/runner.h"
 #include "specrt/draft_tree.h"
 #include "specrt/model.h"
@@ -15,40 +13,6 @@ using namespace specrt;
 constexpr char kUsage[] =
     "bench_forward [--model NAME] [--isa NAME,...] [--dtype NAME,...] [--threads N]\n"
     "              [--context N] [--rows M,...] [--repeat N]\n";
-
-Model random_model(const bench::Shape& s, Precision precision) {
-  ModelConfig c;
-  c.family = s.name;
-  c.vocab_size = s.vocab;
-  c.hidden_size = s.hidden;
-  c.intermediate_size = s.ffn;
-  c.num_layers = s.layers;
-  c.num_heads = s.heads;
-  c.num_kv_heads = s.kv_heads;
-  c.head_dim = s.head_dim;
-  c.max_position_embeddings = 65536;
-  c.tied_embeddings = s.tied;
-  for (std::int64_t i = 0; i < s.head_dim / 2; ++i) {
-    c.rope_inv_freq.push_back(1.0f / static_cast<float>(1 + i * i));
-  }
-  ModelBuilder builder(c, precision);
-  std::vector<std::uint16_t> values;
-  std::uint64_t state = 1;
-  for (const TensorSpec& tensor : tensors_of(c)) {
-    std::int64_t size = 1;
-    for (const std::int64_t n : tensor.shape) size *= n;
-    values.resize(static_cast<std::size_t>(size));
-    for (std::uint16_t& value : values) {
-      // Random signs and mantissas around 0.02; norms are ones.
-      state = state * 6364136223846793005u + 1442695040888963407u;
-      value = tensor.shape.size() == 1
-                  ? 0x3F80
-                  : static_cast<std::uint16_t>((state >> 48 & 0x807Fu) | 0x3C80u);
-    }
-    builder.set(tensor.name, tensor.shape, DType::bf16, values.data());
-  }
-  return builder.build();
-}
 
 }  // namespace
 
@@ -70,7 +34,7 @@ int main(int argc, char** argv) {
   }
   for (const std::string& dtype :
        bench::option(argc, argv, "dtype", {"bfloat16", "int8", "int4", "w8a8"})) {
-    const Model model = random_model(shape, precision_from_name(dtype));
+    const Model model = bench::random_model(shape, precision_from_name(dtype));
     for (const std::string& isa : bench::option(argc, argv, "isa", bench::fast_isas())) {
       RunnerOptions options;
       options.kv_cache_bytes = std::int64_t{1} << 30;

@@ -139,7 +139,8 @@ struct SPECRT_API DraftHeadOptions : DraftModelOptions {
   std::string name = "eagle";  ///< in metrics and messages
   TargetFeatures features;     ///< head.feature_parts of them
   std::int64_t depth = 8;      ///< tokens along a path, at most
-  std::int64_t top_k = 1;  ///< children of a node, and nodes of a level that get any; 1: a chain
+  std::int64_t top_k = 1;    ///< children of a node, and nodes of a level that get any; 1: a chain
+  std::int64_t modules = 1;  ///< at most depth: the k-th drafts the k-th token
   /// Target ids of the head's output vocabulary; empty: they are the same.
   std::vector<TokenId> target_of_draft;
 };
@@ -151,6 +152,14 @@ struct SPECRT_API DraftHeadOptions : DraftModelOptions {
 /// those that the target's noise favours, otherwise a tree of fixed shape whose children are
 /// sampled without replacement. Beyond max_model_len nothing is drafted.
 SPECRT_API std::shared_ptr<Drafter> make_head_drafter(const Model& head, const Model& target,
+                                                      const DraftHeadOptions& options);
+
+/// The same with a module for each of the first tokens of a path, the last one also for those
+/// behind them (DeepSeek-V3's sequential multi-token prediction, 2412.19437). Module k + 1 reads
+/// the states of module k and the tokens one further on, over a KV cache of its own;
+/// `kv_cache_bytes` is for all of them. They have one config. `options.modules` is their number.
+SPECRT_API std::shared_ptr<Drafter> make_head_drafter(std::span<const Model> modules,
+                                                      const Model& target,
                                                       const DraftHeadOptions& options);
 
 /// What make_head_drafter() takes, and the KV cache that `sequences` sequences of `tokens` tokens

@@ -56,6 +56,8 @@ struct SPECRT_API HeadConfig {
   bool norm_output = false;           ///< the state that is fed back went through the final norm
   bool own_embedding = true;          ///< false: the target's
   bool own_lm_head = true;            ///< false: the target's
+
+  bool operator==(const HeadConfig&) const = default;
 };
 
 /// Everything that decides a decoder-only transformer's arithmetic. A family (Llama, Qwen2, ...)

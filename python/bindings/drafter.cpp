@@ -114,7 +114,7 @@ DraftHeadOptions head_options(const std::string& name, std::int64_t kv_cache_byt
                               int block_size, const std::string& kv_cache_dtype,
                               bool enable_prefix_caching, std::vector<std::int64_t> feature_layers,
                               bool feature_normed, std::int64_t depth, std::int64_t top_k,
-                              std::vector<TokenId> target_of_draft) {
+                              std::int64_t modules, std::vector<TokenId> target_of_draft) {
   auto options =
       cache_options<DraftHeadOptions>(kv_cache_bytes, max_model_len, max_batch_size, max_rows,
                                       block_size, kv_cache_dtype, enable_prefix_caching);
@@ -123,6 +123,7 @@ DraftHeadOptions head_options(const std::string& name, std::int64_t kv_cache_byt
   options.features.normed = feature_normed;
   options.depth = depth;
   options.top_k = top_k;
+  options.modules = modules;
   options.target_of_draft = std::move(target_of_draft);
   return options;
 }
@@ -186,7 +187,7 @@ void bind_drafter(py::module_& module) {
 
   module.def(
       "make_head_drafter",
-      [](const Model& head, const Model& target, const std::string& name,
+      [](const std::vector<Model>& modules, const Model& target, const std::string& name,
          std::int64_t kv_cache_bytes, std::int64_t max_model_len, int max_batch_size, int max_rows,
          int block_size, const std::string& kv_cache_dtype, bool enable_prefix_caching,
          std::vector<std::int64_t> feature_layers, bool feature_normed, std::int64_t depth,
@@ -195,57 +196,61 @@ void bind_drafter(py::module_& module) {
         DraftHeadOptions options =
             head_options(name, kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
                          kv_cache_dtype, enable_prefix_caching, std::move(feature_layers),
-                         feature_normed, depth, top_k, std::move(target_of_draft));
+                         feature_normed, depth, top_k, std::ssize(modules),
+                         std::move(target_of_draft));
         options.team = std::move(team);
         options.cpu_isa = cpu_isa;
         options.check_invariants = check_invariants;
         const py::gil_scoped_release released;
-        return make_head_drafter(head, target, options);
+        return make_head_drafter(std::span(modules), target, options);
       },
-      py::arg("head"), py::arg("target"), py::kw_only(), py::arg("name"), py::arg("kv_cache_bytes"),
+      py::arg("modules"), py::arg("target"), py::kw_only(), py::arg("name"), py::arg("kv_cache_bytes"),
       py::arg("max_model_len"), py::arg("max_batch_size"), py::arg("max_rows"),
       py::arg("block_size"), py::arg("kv_cache_dtype"), py::arg("enable_prefix_caching"),
       py::arg("feature_layers"), py::arg("feature_normed"), py::arg("depth"), py::arg("top_k"),
       py::arg("target_of_draft"), py::arg("team"), py::arg("cpu_isa"),
       py::arg("check_invariants") = false,
-      "A head over the target's hidden states: a chain (top_k 1) or EAGLE-2's trees.");
+      "A head over the target's hidden states: a chain (top_k 1) or EAGLE-2's trees. Of several "
+      "modules the k-th drafts the k-th token.");
   module.def(
       "head_memory_of",
       [](const ModelConfig& config, const std::string& dtype, std::int64_t target_vocab_size,
          std::int64_t kv_cache_bytes, std::int64_t max_model_len, int max_batch_size, int max_rows,
          int block_size, const std::string& kv_cache_dtype, bool enable_prefix_caching,
          std::vector<std::int64_t> feature_layers, bool feature_normed, std::int64_t depth,
-         std::int64_t top_k, std::vector<TokenId> target_of_draft) {
+         std::int64_t top_k, std::int64_t modules, std::vector<TokenId> target_of_draft) {
         return memory_of(
             config, precision_from_name(dtype),
             head_options("", kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
                          kv_cache_dtype, enable_prefix_caching, std::move(feature_layers),
-                         feature_normed, depth, top_k, std::move(target_of_draft)),
+                         feature_normed, depth, top_k, modules, std::move(target_of_draft)),
             target_vocab_size);
       },
       py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("target_vocab_size"),
       py::arg("kv_cache_bytes"), py::arg("max_model_len"), py::arg("max_batch_size"),
       py::arg("max_rows"), py::arg("block_size"), py::arg("kv_cache_dtype"),
       py::arg("enable_prefix_caching"), py::arg("feature_layers"), py::arg("feature_normed"),
-      py::arg("depth"), py::arg("top_k"), py::arg("target_of_draft"),
+      py::arg("depth"), py::arg("top_k"), py::arg("modules"), py::arg("target_of_draft"),
       "What make_head_drafter() takes, before it is made.");
   module.def(
       "head_kv_cache_bytes_for",
       [](const ModelConfig& config, const std::string& dtype, std::int64_t max_model_len,
          int max_batch_size, int max_rows, int block_size, const std::string& kv_cache_dtype,
          bool enable_prefix_caching, std::vector<std::int64_t> feature_layers, bool feature_normed,
-         std::int64_t depth, std::int64_t top_k, std::int64_t sequences, std::int64_t tokens) {
+         std::int64_t depth, std::int64_t top_k, std::int64_t modules, std::int64_t sequences,
+         std::int64_t tokens) {
         return kv_cache_bytes_for(
             config, precision_from_name(dtype),
             head_options("", 0, max_model_len, max_batch_size, max_rows, block_size, kv_cache_dtype,
                          enable_prefix_caching, std::move(feature_layers), feature_normed, depth,
-                         top_k, {}),
+                         top_k, modules, {}),
             sequences, tokens);
       },
       py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("max_model_len"),
       py::arg("max_batch_size"), py::arg("max_rows"), py::arg("block_size"),
       py::arg("kv_cache_dtype"), py::arg("enable_prefix_caching"), py::arg("feature_layers"),
-      py::arg("feature_normed"), py::arg("depth"), py::arg("top_k"), py::arg("sequences"),
+      py::arg("feature_normed"), py::arg("depth"), py::arg("top_k"), py::arg("modules"),
+      py::arg("sequences"),
       py::arg("tokens"), "A head's KV bytes for that many sequences of that many tokens.");
 
   module.def(

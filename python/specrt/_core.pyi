@@ -702,6 +702,7 @@ def head_kv_cache_bytes_for(
     feature_normed: bool,
     depth: typing.SupportsInt | typing.SupportsIndex,
     top_k: typing.SupportsInt | typing.SupportsIndex,
+    modules: typing.SupportsInt | typing.SupportsIndex,
     sequences: typing.SupportsInt | typing.SupportsIndex,
     tokens: typing.SupportsInt | typing.SupportsIndex,
 ) -> int:
@@ -726,6 +727,7 @@ def head_memory_of(
     feature_normed: bool,
     depth: typing.SupportsInt | typing.SupportsIndex,
     top_k: typing.SupportsInt | typing.SupportsIndex,
+    modules: typing.SupportsInt | typing.SupportsIndex,
     target_of_draft: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
 ) -> MemoryUse:
     """
@@ -752,7 +754,7 @@ def kv_cache_bytes_for(
 
 
 def make_head_drafter(
-    head: Model,
+    modules: collections.abc.Sequence[Model],
     target: Model,
     *,
     name: str,
@@ -773,7 +775,7 @@ def make_head_drafter(
     check_invariants: bool = False,
 ) -> CoreDrafter:
     """
-    A head over the target's hidden states: a chain (top_k 1) or EAGLE-2's trees.
+    A head over the target's hidden states: a chain (top_k 1) or EAGLE-2's trees. Of several modules the k-th drafts the k-th token.
     """
 
 

@@ -132,10 +132,12 @@ class Eagle3(Eagle):
 
 @dataclass(frozen=True)
 class MTP(_HeadSpec):
-    """The multi-token prediction module inside the target's own checkpoint.
+    """The multi-token prediction modules inside the target's own checkpoint.
 
     MiMo's, Qwen3-Next's and DeepSeek-V3's names are known (Gloeckle et al., arXiv 2404.19737;
-    DeepSeek-V3, 2412.19437). More tokens than the one that it was made for run it again.
+    DeepSeek-V3, 2412.19437). Module k drafts the k-th token, over the states of the module before
+    it; more tokens than modules run the last one again. Modules that a draft never comes to are
+    not loaded.
     """
 
     default_tokens: ClassVar[int] = 1

@@ -24,36 +24,41 @@ class OpenedHead:
     def __init__(self, spec: Eagle | MTP, checkpoint: HeadCheckpoint, shape: HeadShape) -> None:
         self.spec, self.checkpoint, self.shape = spec, checkpoint, shape
 
-    def load(self) -> _core.Model:
-        """Packed weights; a progress bar on a terminal. Lets go of the checkpoint."""
-        checkpoint = self.checkpoint
-        builder = _core.ModelBuilder(self.shape.config, self.shape.dtype)
+    def load(self) -> list[_core.Model]:
+        """Packed weights, of each module; a progress bar on a terminal. Closes the checkpoint."""
+        used = [self.checkpoint, *self.checkpoint.later][: self.shape.modules]
         try:
-            for name in progress(checkpoint.names, f"Loading the head as {self.shape.dtype}"):
-                tensor = checkpoint.tensor(name)
-                builder.set(name, tensor.dtype, tensor.array)
+            return [self._load(one) for one in used]
         except InvalidArgumentError as error:
-            raise LoadError(f"[{checkpoint.name}] {error}") from error
+            raise LoadError(f"[{self.checkpoint.name}] {error}") from error
         finally:
             self.close()
+
+    def _load(self, checkpoint: HeadCheckpoint) -> _core.Model:
+        builder = _core.ModelBuilder(self.shape.config, self.shape.dtype)
+        for name in progress(checkpoint.names, f"Loading the head as {self.shape.dtype}"):
+            tensor = checkpoint.tensor(name)
+            builder.set(name, tensor.dtype, tensor.array)
         return builder.build()
 
     def drafter(
         self,
-        head: _core.Model,
+        modules: list[_core.Model],
         target: _core.Model,
         sizes: Sizes,
         team: _core.ThreadTeam,
         isa: str,
         check_invariants: bool,
     ) -> _core.CoreDrafter:
+        options = self.shape.options()
+        del options["modules"]
         return _core.make_head_drafter(
-            head,
+            modules,
             target,
             name=type(self.spec).__name__.lower(),
             target_of_draft=list(self.shape.target_of_draft),
             **sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len),
-            **self.shape.options(),
+            **options,
             team=team,
             cpu_isa=isa,
             check_invariants=check_invariants,
@@ -92,6 +97,7 @@ def open_head(
 
         head = open_mtp(checkpoint, dtype=spec.dtype)
     features = Features(layers=head.feature_layers, normed=head.feature_normed)
+    levels = spec.levels(tokens)
     return OpenedHead(
         spec,
         head,
@@ -99,8 +105,9 @@ def open_head(
             config=head.config,
             dtype=head.dtype,
             features=features,
-            levels=spec.levels(tokens),
+            levels=levels,
             top_k=spec.top_k,
+            modules=min(1 + len(head.later), levels),
             target_of_draft=head.target_of_draft,
         ),
     )

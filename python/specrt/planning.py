@@ -143,11 +143,18 @@ class HeadShape:
     features: Features
     levels: int
     top_k: int
+    modules: int
+    """The k-th drafts the k-th token."""
     target_of_draft: tuple[int, ...]
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of the core's functions beside `Sizes.options`."""
-        return {**self.features.options(), "depth": self.levels, "top_k": self.top_k}
+        return {
+            **self.features.options(),
+            "depth": self.levels,
+            "top_k": self.top_k,
+            "modules": self.modules,
+        }
 
 
 DrafterShape = ModelShape | HeadShape

@@ -18,16 +18,21 @@ RunnerOptions with_team(RunnerOptions runner, const DraftHeadOptions& options) {
 
 }  // namespace
 
-HeadDrafter::HeadDrafter(const Model& head, const Model& target, const DraftHeadOptions& options)
+HeadDrafter::HeadDrafter(std::span<const Model> modules, const Model& target,
+                         const DraftHeadOptions& options)
     : options_(options),
-      sizes_(head.config(), options),
+      sizes_(modules.front().config(), options),
       target_vocab_(target.config().vocab_size),
-      runner_(head, with_team(sizes_.runner, options), target),
-      chooser_(runner_.kernels(), std::max(target_vocab_, head.config().vocab_size)),
+      runner_options_(with_team(sizes_.runner, options)),
+      runner_(modules.front(), runner_options_, target),
+      chooser_(runner_.kernels(), std::max(target_vocab_, runner_.config().vocab_size)),
       store_(sizes_.feature_rows, sizes_.feature_width),
       keys_(target_vocab_),
-      remembers_(options.enable_prefix_caching && keys_.usable(options.block_size)),
+      remembers_(options.enable_prefix_caching &&
+                 HeadKeys(target_vocab_, options.modules).usable(options.block_size)),
+      later_(modules.subspan(1), target, sizes_, runner_options_, target_vocab_, remembers_),
       active_(static_cast<std::size_t>(sizes_.sequences)) {
+  const Model& head = modules.front();
   step_bytes_ = head.data().bytes_read(head.config().num_layers);
   if (!head.config().head.own_lm_head) step_bytes_ += target.data().bytes_read(0);
   const auto states = static_cast<std::size_t>(sizes_.state_rows * head.config().hidden_size);
@@ -51,7 +56,7 @@ void HeadDrafter::admit(SequenceId id, std::span<const TokenId> prompt, std::int
   state.limit = std::min(max_length - 1, runner_.max_model_len());
   state.has_room = state.limit > 0 &&
                    runner_.cache().size() < static_cast<std::size_t>(options_.max_batch_size) &&
-                   runner_.cache().can_add(state.limit);
+                   runner_.cache().can_add(state.limit) && later_.can_add(state.limit);
   if (state.has_room) {
     state.keys.reserve(static_cast<std::size_t>(max_length));
     keys_.append(prompt, state.keys);
@@ -61,6 +66,8 @@ void HeadDrafter::admit(SequenceId id, std::span<const TokenId> prompt, std::int
                   .first(std::min(state.keys.size(), static_cast<std::size_t>(state.limit)));
     }
     state.known = runner_.cache().add(id, state.limit, known);
+    const std::int64_t common = later_.admit(id, prompt, max_length, state.limit, state.known);
+    if (common < state.known) runner_.cache().truncate(id, state.known = common);
     state.cached = state.known;
   }
   states_.emplace(id, std::move(state));
@@ -82,6 +89,7 @@ void HeadDrafter::observe_features(std::span<const ObservedFeatures> batch) {
     State& state = states_.at(one.id);
     if (!state.has_room) continue;
     keys_.append(one.tokens, state.keys);
+    later_.learn(one.id, one.tokens);
     for (std::int64_t i = std::max<std::int64_t>(0, state.known - one.first);
          i < one.rows.size() && state.known < state.limit; ++i) {
       if (one.first + i != state.known) {
@@ -120,12 +128,16 @@ void HeadDrafter::release(SequenceId id) {
     }
     for (const std::int32_t slot : state.slots) store_.give_back(slot);
     runner_.cache().remove(id);
+    later_.release(id);
   }
   states_.erase(found);
 }
 
 MemoryUse HeadDrafter::memory() const {
   MemoryUse use = runner_.memory();
+  const MemoryUse more = later_.memory();
+  use.weights += more.weights;
+  use.kv_cache += more.kv_cache;
   use.workspace = sizes_.workspace_bytes(runner_.config(), options_, target_vocab_);
   return use;
 }
@@ -140,24 +152,35 @@ void HeadDrafter::feed(SequenceId id, State& state, std::int64_t count) {
   const auto tokens =
       std::span<const TokenId>(state.tokens)
           .subspan(static_cast<std::size_t>(skipped), static_cast<std::size_t>(count));
-  runner_.add_committed(id, tokens);
+  const std::int64_t row = runner_.add_committed(id, tokens);
   for (std::int64_t i = 0; i < count; ++i) {
     inputs_.push_back(store_.row(state.slots[static_cast<std::size_t>(skipped + i)]));
   }
+  fed_.push_back({id, &state, {id, state.cached, row, tokens}});
 }
 
-// Those rows have been run. The last position's features stay, so that it can be run again.
-void HeadDrafter::fed(SequenceId id, State& state, std::int64_t count) {
-  runner_.advance_keeping(id, count, state.known - 1);
-  state.cached += count;
-  const std::int64_t done = std::min(state.cached, state.known - 1) - state.first();
-  for (std::int64_t i = 0; i < done; ++i)
-    store_.give_back(state.slots[static_cast<std::size_t>(i)]);
-  state.slots.erase(state.slots.begin(), state.slots.begin() + done);
-  state.tokens.erase(state.tokens.begin(), state.tokens.begin() + done);
-  if (remembers_) {
-    runner_.cache().remember(
-        id, std::span<const TokenId>(state.keys).first(static_cast<std::size_t>(state.cached)));
+// Runs the rows of fed_. Each last position's features stay, so that it can be run again.
+void HeadDrafter::run_fed() {
+  runner_.forward_head(inputs_, false);
+  pieces_.clear();
+  for (const Fed& one : fed_) pieces_.push_back(one.piece);
+  later_.follow(runner_, pieces_);
+  for (const Fed& one : fed_) {
+    State& state = *one.state;
+    const std::int64_t count = std::ssize(one.piece.tokens);
+    runner_.advance_keeping(one.id, count, state.known - 1);
+    state.cached += count;
+    const std::int64_t done = std::min(state.cached, state.known - 1) - state.first();
+    for (std::int64_t i = 0; i < done; ++i) {
+      store_.give_back(state.slots[static_cast<std::size_t>(i)]);
+    }
+    state.slots.erase(state.slots.begin(), state.slots.begin() + done);
+    state.tokens.erase(state.tokens.begin(), state.tokens.begin() + done);
+    if (remembers_) {
+      runner_.cache().remember(
+          one.id,
+          std::span<const TokenId>(state.keys).first(static_cast<std::size_t>(state.cached)));
+    }
   }
 }
 
@@ -175,11 +198,9 @@ void HeadDrafter::catch_up() {
       if (count < left) more = true;
       if (count <= 0) continue;
       feed(id, state, count);
-      fed_.push_back({id, &state, count});
     }
     if (fed_.empty()) break;
-    runner_.forward_head(inputs_, false);
-    for (const Fed& one : fed_) fed(one.id, *one.state, one.count);
+    run_fed();
   }
 }
 
@@ -194,7 +215,9 @@ void HeadDrafter::propose(std::span<const DraftRequest> requests, std::span<Draf
     }
     grow();
   }
-  if (options_.check_invariants) runner_.cache().check_invariants();
+  if (!options_.check_invariants) return;
+  runner_.cache().check_invariants();
+  later_.check_invariants();
 }
 
 void HeadDrafter::open(const DraftRequest& request, DraftTree& tree) {
@@ -209,8 +232,10 @@ void HeadDrafter::open(const DraftRequest& request, DraftTree& tree) {
       state.known + 1 != std::ssize(request.tokens)) {
     return;
   }
-  const std::int64_t levels = std::min({request.max_nodes, request.max_depth, options_.depth,
-                                        runner_.max_model_len() - state.known + 1});
+  std::int64_t levels = std::min({request.max_nodes, request.max_depth, options_.depth,
+                                  runner_.max_model_len() - state.known + 1});
+  // A module has no position yet in a text shorter than its distance.
+  if (state.known + 1 < later_.count()) levels = std::min(levels, state.known + 1);
   if (levels < 1) return;
   if (state.cached == state.known) {  // it was asked before, and nothing has come since
     try {
@@ -247,31 +272,60 @@ void HeadDrafter::grow() {
   root_level();
   for (std::int64_t level = 2; !level_.empty(); ++level) {
     next_.clear();
+    if (level <= later_.count()) {
+      // A module that has not drafted yet reads the tokens above the level too.
+      for (const Row& row : level_) {
+        const Active& a = *row.active;
+        if (row.node >= 0 && level <= a.levels && !a.lost) next_.push_back(row);
+      }
+    }
+    const std::size_t above = next_.size();
     for (std::size_t i = 0; i < active_count_; ++i) add_frontier(active_[i], level);
-    // A frontier's states are those of the rows that proposed it.
-    std::swap(level_, next_);
-    if (level_.empty()) break;
-    runner_.begin_level();
-    inputs_.clear();
-    const std::int64_t size = runner_.config().hidden_size;
-    for (Row& row : level_) {
-      row.row = runner_.add_node(row.active->request->id, token_of(row), row.parent_scratch);
-      inputs_.push_back(hidden_[now_].data() + row.state * size);
-    }
-    runner_.forward_head(inputs_, true);
-    now_ = 1 - now_;
-    std::int64_t place = 0;
-    for (Row& row : level_) {
-      row.scratch = runner_.scratch_of(row.row);
-      row.state = place++;
-      runner_.output_hidden(row.row, hidden_[now_].data() + row.state * size);
-    }
-    expand();
+    if (next_.size() == above) break;
+    run_level(level);
+    expand(above);
   }
   for (std::size_t i = 0; i < active_count_; ++i) {
     Active& a = active_[i];
     if (!a.sampled && !a.lost) a.tree.finish(a.request->max_nodes, *a.out);
   }
+}
+
+// Runs next_, whose parents level_ has, and makes it the new level_.
+void HeadDrafter::run_level(std::int64_t level) {
+  const std::int64_t module = std::min(level, later_.count());
+  Runner& runner = module == 1 ? runner_ : later_.runner(module);
+  const bool begins = level <= later_.count();
+  begins ? runner.begin() : runner.begin_level();
+  inputs_.clear();
+  const std::int64_t size = runner.config().hidden_size;
+  const auto find = [](std::vector<Row>& rows, const Row& child, std::int32_t node) -> Row* {
+    const auto found = std::find_if(rows.begin(), rows.end(), [&](const Row& row) {
+      return row.active == child.active && row.node == node;
+    });
+    return found == rows.end() ? nullptr : &*found;
+  };
+  for (Row& row : next_) {
+    const std::int32_t parent = parent_of(row);
+    const SequenceId id = row.active->request->id;
+    const bool first = parent < 0;
+    const Row* above = first && begins ? nullptr : find(level_, row, parent);
+    // In this module: it has the parent's row already, or in this pass.
+    const Row* before = begins ? find(next_, row, parent) : above;
+    row.row = runner.add_node(id, token_of(row), first ? -1 : before->scratch);
+    row.scratch = runner.scratch_of(row.row);
+    inputs_.push_back(above == nullptr ? later_.last_state(id, module - 1)
+                                       : hidden_[now_].data() + above->state * size);
+  }
+  runner.forward_head(inputs_, true);
+  now_ = 1 - now_;
+  std::int64_t place = 0;
+  for (Row& row : next_) {
+    row.state = place++;
+    runner.output_hidden(row.row, hidden_[now_].data() + row.state * size);
+  }
+  std::swap(level_, next_);
+  drafting_ = &runner;
 }
 
 // Runs what has become known, of each sequence up to its last position, and makes first levels.
@@ -292,17 +346,16 @@ void HeadDrafter::root_level() {
       const std::int64_t left = a.state->known - a.state->cached;
       const std::int64_t count = std::min(left, runner_.max_rows() - runner_.rows());
       feed(a.request->id, *a.state, count);
-      fed_.push_back({a.request->id, a.state, count});
       if (count < left) break;
-      level_.push_back({&a, -1, -1, -1, runner_.rows() - 1, static_cast<std::int64_t>(i)});
+      level_.push_back({&a, -1, -1, runner_.rows() - 1, static_cast<std::int64_t>(i)});
       ++begun;
     }
-    runner_.forward_head(inputs_, false);
-    for (const Fed& one : fed_) fed(one.id, *one.state, one.count);
+    run_fed();
     for (const Row& row : level_) {
       runner_.output_hidden(row.row, hidden_[now_].data() + row.state * size);
     }
-    expand();
+    drafting_ = &runner_;
+    expand(0);
     roots_.insert(roots_.end(), level_.begin(), level_.end());
   }
   std::swap(level_, roots_);
@@ -313,20 +366,18 @@ TokenId HeadDrafter::token_of(const Row& row) const {
                              : row.active->tree.token(row.node);
 }
 
-// The rows of the level that comes next: nodes that get children. level_ holds their parents.
+std::int32_t HeadDrafter::parent_of(const Row& row) const {
+  return row.active->sampled ? row.active->out->parents()[static_cast<std::size_t>(row.node)]
+                             : row.active->tree.parent(row.node);
+}
+
+// The rows of the level that comes next: nodes that get children.
 void HeadDrafter::add_frontier(Active& a, std::int64_t level) {
   if (a.lost || level > a.levels) return;
-  const auto parent_row = [&](std::int32_t parent) -> const Row& {
-    return *std::find_if(level_.begin(), level_.end(),
-                         [&](const Row& row) { return row.active == &a && row.node == parent; });
-  };
   if (!a.sampled) {
     // What is not among the best max_nodes of its level is not among those of all.
     const std::int64_t most = std::min(options_.top_k, a.request->max_nodes);
-    for (const std::int32_t node : a.tree.close_level(most)) {
-      const Row& parent = parent_row(a.tree.parent(node));
-      next_.push_back({&a, node, -1, parent.scratch, -1, parent.state});
-    }
+    for (const std::int32_t node : a.tree.close_level(most)) next_.push_back({&a, node});
     return;
   }
   const auto size = static_cast<std::int32_t>(a.shape.size());
@@ -334,22 +385,21 @@ void HeadDrafter::add_frontier(Active& a, std::int64_t level) {
     const auto at = static_cast<std::size_t>(node);
     const std::int32_t own = a.grown[at];
     if (own < 0 || a.shape.depths()[at] + 1 != level || !a.shape.has_children(node)) continue;
-    const Row& parent = parent_row(a.out->parents()[static_cast<std::size_t>(own)]);
-    next_.push_back({&a, own, node, parent.scratch, -1, parent.state});
+    next_.push_back({&a, own, node});
   }
 }
 
-// Children of every node of level_, whose rows have just been run.
-void HeadDrafter::expand() {
+// Children of the nodes of level_ from `first` on, whose rows have just been run.
+void HeadDrafter::expand(std::size_t first) {
   const auto vocab = static_cast<std::size_t>(runner_.config().vocab_size);
-  for (std::size_t first = 0; first < level_.size();) {
+  while (first < level_.size()) {
     const std::size_t last =
         std::min(level_.size(), first + static_cast<std::size_t>(Runner::kLogitRows));
     logit_rows_.clear();
     for (std::size_t i = first; i < last; ++i) logit_rows_.push_back(level_[i].row);
-    const std::span<const float> logits = runner_.logits(logit_rows_);
+    const std::span<const float> logits = drafting_->logits(logit_rows_);
     const std::span<const Runner::Candidate> likely =
-        runner_.likely(static_cast<std::int64_t>(last - first), options_.top_k);
+        drafting_->likely(static_cast<std::int64_t>(last - first), options_.top_k);
     for (std::size_t i = first; i < last; ++i) {
       const Row& row = level_[i];
       Active& a = *row.active;
@@ -475,11 +525,29 @@ void HeadDrafter::add_draws(const Row& row, std::span<const float> logits, std::
 
 std::shared_ptr<Drafter> make_head_drafter(const Model& head, const Model& target,
                                            const DraftHeadOptions& options) {
-  if (!head.valid() || !target.valid()) {
+  return make_head_drafter(std::span(&head, 1), target, options);
+}
+
+std::shared_ptr<Drafter> make_head_drafter(std::span<const Model> modules, const Model& target,
+                                           const DraftHeadOptions& options) {
+  if (std::ssize(modules) != options.modules) {
+    throw InvalidArgument(
+        expected_got("draft head", std::to_string(options.modules) + " modules, as the options say",
+                     std::to_string(modules.size())));
+  }
+  const bool loaded =
+      std::all_of(modules.begin(), modules.end(), [](const Model& one) { return one.valid(); });
+  if (modules.empty() || !loaded || !target.valid()) {
     throw InvalidArgument(
         "[draft head] expected a loaded head and a loaded target, got an empty one");
   }
-  const ModelConfig& h = head.config();
+  const ModelConfig& h = modules.front().config();
+  for (const Model& one : modules) {
+    if (!(one.config().head == h.head) || config_to_text(one.config(), one.precision()) !=
+                                              config_to_text(h, modules.front().precision())) {
+      throw InvalidArgument("[draft head] expected modules of one config, got different ones");
+    }
+  }
   const ModelConfig& t = target.config();
   if (options.kv_cache_bytes <= 0) {
     throw InvalidArgument(
@@ -504,7 +572,7 @@ std::shared_ptr<Drafter> make_head_drafter(const Model& head, const Model& targe
                        std::to_string(map[d]) + " for draft id " + std::to_string(d)));
     }
   }
-  return std::make_shared<HeadDrafter>(head, target, options);
+  return std::make_shared<HeadDrafter>(modules, target, options);
 }
 
 }  // namespace specrt

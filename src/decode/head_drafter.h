@@ -12,6 +12,7 @@
 #include "decode/choose.h"
 #include "decode/head_features.h"
 #include "decode/head_memory.h"
+#include "decode/head_modules.h"
 #include "model/runner.h"
 #include "specrt/drafter.h"
 
@@ -24,7 +25,7 @@ namespace specrt {
 /// store is full, so rounds without drafts cost a pass now and then and nothing is ever missing.
 class HeadDrafter final : public Drafter {
  public:
-  HeadDrafter(const Model& head, const Model& target, const DraftHeadOptions& options);
+  HeadDrafter(std::span<const Model> modules, const Model& target, const DraftHeadOptions& options);
 
   const std::string& name() const override { return options_.name; }
   void admit(SequenceId id, std::span<const TokenId> prompt, std::int64_t max_length) override;
@@ -64,31 +65,32 @@ class HeadDrafter final : public Drafter {
     std::int64_t shape_levels = -1;
     std::int64_t shape_top_k = -1;
   };
-  /// A node whose children are wanted.
+  /// A node whose children are wanted, or one above it that a module has still to read.
   struct Row {
     Active* active = nullptr;
     std::int32_t node = -1;   // candidate, or node of the draft where sampled; -1: the root
     std::int32_t shape = -1;  // where sampled: its node of the shape
-    std::int32_t parent_scratch = -1;
-    std::int64_t row = -1;   // in the pass
-    std::int64_t state = 0;  // in hidden_[now_]: its parent's before the pass, its own after it
+    std::int64_t row = -1;    // in the pass
+    std::int64_t state = 0;   // in hidden_[now_]
     std::int32_t scratch = -1;
   };
   struct Fed {
     SequenceId id = 0;
     State* state = nullptr;
-    std::int64_t count = 0;
+    HeadModules::Piece piece;
   };
 
   void feed(SequenceId id, State& state, std::int64_t count);
-  void fed(SequenceId id, State& state, std::int64_t count);
+  void run_fed();
   void catch_up();
   void open(const DraftRequest& request, DraftTree& tree);
   void grow();
   void root_level();
   void add_frontier(Active& active, std::int64_t level);
+  std::int32_t parent_of(const Row& row) const;
+  void run_level(std::int64_t level);
   TokenId token_of(const Row& row) const;
-  void expand();
+  void expand(std::size_t first);
   void add_likely(const Row& row, std::span<const Runner::Candidate> likely);
   void add_processed(const Row& row, std::span<const float> own);
   void add_favoured(const Row& row, std::span<const float> logits, std::int64_t position);
@@ -98,11 +100,13 @@ class HeadDrafter final : public Drafter {
   DraftHeadOptions options_;
   HeadSizes sizes_;
   std::int64_t target_vocab_ = 0;
+  RunnerOptions runner_options_;
   Runner runner_;
   Chooser chooser_;
   FeatureStore store_;
   HeadKeys keys_;
   bool remembers_ = false;  // shares blocks of prompts that begin alike
+  HeadModules later_;       // behind the first, which runner_ runs
   std::unordered_map<SequenceId, State> states_;
   std::array<std::vector<float>, 2> hidden_;  // the head's own states, of a level and of the next
   std::size_t now_ = 0;
@@ -114,8 +118,10 @@ class HeadDrafter final : public Drafter {
   std::size_t active_count_ = 0;
   std::vector<Row> level_;
   std::vector<Row> next_;
+  Runner* drafting_ = nullptr;  // that ran level_
   std::vector<Row> roots_;
   std::vector<Fed> fed_;
+  std::vector<HeadModules::Piece> pieces_;
   std::vector<const float*> inputs_;
   std::vector<std::int64_t> logit_rows_;
   std::vector<TokenId> path_;

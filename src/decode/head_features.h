@@ -33,32 +33,39 @@ class FeatureStore {
 };
 
 /// Keys under which a head's blocks are remembered. Position i holds what follows from tokens 0 to
-/// i + 1; so its key is token i + 1, and the first keys carry token 0 as well, a digit each.
+/// i + shift (1 but for later modules); so its key is token i + shift, and the first keys carry the
+/// tokens before as well, a digit each.
 class HeadKeys {
  public:
-  explicit HeadKeys(std::int64_t vocab_size) : vocab_(vocab_size), base_(INT32_MAX / vocab_size) {
+  explicit HeadKeys(std::int64_t vocab_size, std::int64_t shift = 1)
+      : vocab_(vocab_size), base_(INT32_MAX / vocab_size), shift_(shift) {
     if (base_ < 2) return;
     for (std::int64_t reach = 1; reach < vocab_size; reach *= base_) ++digits_;
   }
   /// Whether blocks of this size tell all first tokens apart.
-  bool usable(std::int64_t block_size) const { return base_ >= 2 && block_size >= digits_; }
+  bool usable(std::int64_t block_size) const {
+    return base_ >= 2 && block_size >= digits_ * shift_;
+  }
 
   /// The keys that follow from `tokens` beyond those that are there.
   void append(std::span<const TokenId> tokens, std::vector<TokenId>& keys) const {
-    for (std::size_t i = keys.size(); i + 1 < tokens.size(); ++i) {
+    const auto shift = static_cast<std::size_t>(shift_);
+    for (std::size_t i = keys.size(); i + shift < tokens.size(); ++i) {
       std::int64_t digit = 0;
-      if (static_cast<std::int64_t>(i) < digits_) {
-        digit = tokens[0];
-        for (std::size_t j = 0; j < i; ++j) digit /= base_;
+      const auto at = static_cast<std::int64_t>(i);
+      if (at < digits_ * shift_) {
+        digit = tokens[static_cast<std::size_t>(at / digits_)];
+        for (std::int64_t j = 0; j < at % digits_; ++j) digit /= base_;
         digit %= base_;
       }
-      keys.push_back(static_cast<TokenId>(tokens[i + 1] + vocab_ * digit));
+      keys.push_back(static_cast<TokenId>(tokens[i + shift] + vocab_ * digit));
     }
   }
 
  private:
   std::int64_t vocab_ = 0;
   std::int64_t base_ = 0;
+  std::int64_t shift_ = 1;
   std::int64_t digits_ = 0;
 };
 

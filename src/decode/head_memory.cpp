@@ -24,20 +24,26 @@ HeadSizes::HeadSizes(const ModelConfig& head, const DraftHeadOptions& options) {
                                            " hidden states of every position, as the head reads",
                                        std::to_string(options.features.count())));
   }
+  within("modules", options.modules, std::min<std::int64_t>(options.depth, 64));
   runner = shared_runner_options(static_cast<const DraftModelOptions&>(options));
-  // A level of all their trees has to fit one pass.
-  sequences = std::clamp<std::int64_t>(options.max_rows / options.top_k, 1, options.max_batch_size);
+  runner.kv_cache_bytes /= options.modules;
+  // A level of all their trees has to fit one pass; up to the last module, with those above it.
+  const std::int64_t level = options.top_k * std::max<std::int64_t>(1, options.modules - 1);
+  within("top_k", level, options.max_rows);
+  sequences = std::clamp<std::int64_t>(options.max_rows / level, 1, options.max_batch_size);
   runner.scratch_slots = sequences * options.top_k * (options.depth - 1);
   feature_width = head.head.feature_parts * head.head.feature_size;
   feature_rows = std::int64_t{options.max_rows} + options.max_batch_size;
-  state_rows = sequences * options.top_k;
+  state_rows = sequences * level;
+  module_rows = options.modules > 1 ? options.max_rows : 0;
 }
 
 std::int64_t HeadSizes::workspace_bytes(const ModelConfig& head, const DraftHeadOptions& options,
                                         std::int64_t target_vocab_size) const {
   std::int64_t floats = feature_rows * feature_width + 2 * state_rows * head.hidden_size;
+  floats += (module_rows + options.max_batch_size * (options.modules - 1)) * head.hidden_size;
   if (!options.target_of_draft.empty()) floats += target_vocab_size;
-  return Runner::workspace_bytes(head, runner) + floats * 4 +
+  return Runner::workspace_bytes(head, runner) * options.modules + floats * 4 +
          Chooser::bytes_for(std::max(target_vocab_size, head.vocab_size));
 }
 
@@ -45,8 +51,9 @@ MemoryUse memory_of(const ModelConfig& head, Precision precision, const DraftHea
                     std::int64_t target_vocab_size) {
   const HeadSizes sizes(head, options);
   MemoryUse use;
-  use.weights = weight_bytes(head, precision);
-  use.kv_cache = Runner::kv_layout(head, activation_dtype(precision), sizes.runner).bytes();
+  use.weights = weight_bytes(head, precision) * options.modules;
+  use.kv_cache =
+      Runner::kv_layout(head, activation_dtype(precision), sizes.runner).bytes() * options.modules;
   use.workspace = sizes.workspace_bytes(head, options, target_vocab_size);
   return use;
 }
@@ -60,7 +67,7 @@ std::int64_t kv_cache_bytes_for(const ModelConfig& head, Precision precision,
   const std::int64_t blocks = (tokens + options.block_size - 1) / options.block_size;
   layout.set_blocks(blocks * sequences, options.max_batch_size,
                     Runner::longest_in_blocks(head, runner));
-  return layout.bytes();
+  return layout.bytes() * options.modules;
 }
 
 }  // namespace specrt

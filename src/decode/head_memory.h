@@ -18,7 +18,8 @@ struct HeadSizes {
   std::int64_t feature_width = 0;  ///< floats a position
   std::int64_t feature_rows = 0;   ///< positions whose features wait for a pass
   std::int64_t state_rows = 0;     ///< of the head's own hidden states, twice
-  RunnerOptions runner;            ///< without a team
+  std::int64_t module_rows = 0;    ///< whose states go to the next module; 0 where there is one
+  RunnerOptions runner;            ///< of each module, without a team
 
   std::int64_t workspace_bytes(const ModelConfig& head, const DraftHeadOptions& options,
                                std::int64_t target_vocab_size) const;

@@ -31,7 +31,8 @@ using tiny::Request;
 using tiny::Tokens;
 
 /// A random head of one layer for targets of `spec`.
-Model random_head(const tiny::Spec& spec, HeadKind kind, Precision dtype, double scale = 1.0) {
+Model random_head(const tiny::Spec& spec, HeadKind kind, Precision dtype, double scale = 1.0,
+                  std::uint64_t seed = 9) {
   ModelConfig config = tiny::config_of(spec);
   config.num_layers = 1;
   config.head.kind = kind;
@@ -43,7 +44,6 @@ Model random_head(const tiny::Spec& spec, HeadKind kind, Precision dtype, double
   config.head.own_embedding = false;
   config.head.own_lm_head = false;
   specrt::ModelBuilder builder(config, dtype);
-  std::uint64_t seed = 9;
   for (const specrt::TensorSpec& tensor : specrt::tensors_of(config)) {
     std::int64_t count = 1;
     for (const std::int64_t size : tensor.shape) count *= size;
@@ -59,6 +59,16 @@ Model random_head(const tiny::Spec& spec, HeadKind kind, Precision dtype, double
     builder.set(tensor.name, tensor.shape, specrt::DType::f32, values.data());
   }
   return builder.build();
+}
+
+/// So many different modules, each over the states of the one before.
+std::vector<Model> random_modules(const tiny::Spec& spec, Precision dtype, std::int64_t count) {
+  std::vector<Model> out;
+  for (std::int64_t k = 0; k < count; ++k) {
+    const auto seed = 9 + 100 * static_cast<std::uint64_t>(k);
+    out.push_back(random_head(spec, HeadKind::fused, dtype, 1.0, seed));
+  }
+  return out;
 }
 
 DraftHeadOptions head_options(HeadKind kind, std::int64_t top_k, std::int64_t depth) {
@@ -169,22 +179,57 @@ TEST(head_drafter_gives_the_bytes_of_plain_decoding) {
   }
 }
 
-// A drafter that was idle for many rounds drafts as one that never was.
-TEST(head_drafter_catches_up) {
-  const tiny::Spec spec = tiny::small_spec(Precision::f32, 92);
+TEST(head_drafter_of_several_modules_gives_the_same_bytes) {
+  const tiny::Spec spec = tiny::small_spec(Precision::bf16, 93);
   const Model target = tiny::random_model(spec);
-  const Model head = random_head(spec, HeadKind::beside, Precision::f32);
+  const std::vector<Request> plain_requests = requests_for(spec.vocab);
+  DecoderOptions options = tiny::options_for(target, 5, 128, 4);
+  options.features.normed = true;
+  Decoder plain(target, options);
+  const std::vector<Output> expected = tiny::run(plain, plain_requests, tiny::fixed(0));
+  for (const std::int64_t count : {2, 3}) {
+    const std::vector<Model> modules = random_modules(spec, Precision::bf16, count);
+    DraftHeadOptions own = head_options(HeadKind::fused, count == 2 ? 3 : 1, 5);
+    own.modules = count;
+    own.max_rows = 16;
+    own.max_batch_size = 5;
+    const auto drafter = specrt::make_head_drafter(std::span(modules), target, own);
+    std::vector<Request> requests = plain_requests;
+    for (Request& request : requests) request.drafter = drafter;
+    Decoder decoder(target, options);
+    std::int64_t drafted = 0;
+    for (int turn = 0; turn < 2; ++turn) {
+      const auto outputs = tiny::run(decoder, requests, tiny::restless(4, 9));
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        CHECK_EQ(tiny::difference(outputs[i], expected[i]), "");
+        drafted += outputs[i].counters.drafted;
+      }
+    }
+    CHECK(drafted > 100);
+    const auto use =
+        specrt::memory_of(modules[0].config(), modules[0].precision(), own, spec.vocab);
+    CHECK_EQ(drafter->memory().workspace, use.workspace);
+    CHECK_EQ(drafter->memory().kv_cache, use.kv_cache);
+    CHECK_EQ(drafter->memory().weights, use.weights);
+  }
+}
+
+// A drafter that was idle for many rounds drafts as one that never was.
+void check_catching_up(HeadKind kind, std::span<const Model> modules, const Model& target,
+                       std::int64_t vocab) {
   std::map<std::int64_t, Tokens> drafts[2];
   for (const int idle : {0, 30}) {
-    DraftHeadOptions own = head_options(HeadKind::beside, 2, 3);
+    DraftHeadOptions own = head_options(kind, 2, 3);
+    own.modules = std::ssize(modules);
     own.max_rows = 8;  // its store overflows meanwhile
     own.max_batch_size = 2;
-    const auto drafter = std::make_shared<Recorder>(specrt::make_head_drafter(head, target, own));
+    const auto drafter =
+        std::make_shared<Recorder>(specrt::make_head_drafter(modules, target, own));
     DecoderOptions options = tiny::options_for(target, 2, 128, 4);
-    options.features.layers = {0, 2};
+    options.features = own.features;
     Decoder decoder(target, options);
     Request request;
-    request.prompt = tiny::random_tokens(3, 20, spec.vocab);
+    request.prompt = tiny::random_tokens(3, 20, vocab);
     request.params.max_tokens = 60;
     request.drafter = drafter;
     // Drafts of a node: texts of every length come by, since random heads are wrong.
@@ -207,6 +252,15 @@ TEST(head_drafter_catches_up) {
     ++compared;
   }
   CHECK(compared > 10);
+}
+
+TEST(head_drafter_catches_up) {
+  const tiny::Spec spec = tiny::small_spec(Precision::f32, 92);
+  const Model target = tiny::random_model(spec);
+  const Model head = random_head(spec, HeadKind::beside, Precision::f32);
+  check_catching_up(HeadKind::beside, std::span(&head, 1), target, spec.vocab);
+  const std::vector<Model> modules = random_modules(spec, Precision::f32, 3);
+  check_catching_up(HeadKind::fused, modules, target, spec.vocab);
 }
 
 TEST(head_drafter_refuses_what_does_not_fit) {

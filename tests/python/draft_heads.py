@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 
+torch.set_num_threads(1)  # for rows of 64 numbers, more only wait for each other
+
 Tensors = dict[str, torch.Tensor]
+MTP_KINDS = ("mimo", "qwen3_next", "deepseek")
 
 
 @dataclass
@@ -55,7 +58,7 @@ class Head:
         if "part_norms" in self.flags:
             for part in range(self.parts):
                 t[f"fc_norm.{part}.weight"] = norm(self.target_hidden)
-        if self.kind in ("mimo", "qwen3_next", "deepseek"):
+        if self.kind in MTP_KINDS:
             t["embedding_norm"], t["hidden_norm"] = norm(h), norm(h)
         for layer in range(self.layers):
             p = f"layers.{layer}."
@@ -247,7 +250,7 @@ class Restated:
             gate = torch.nn.functional.silu(t[p + "mlp.gate_proj.weight"] @ into)
             x = x + t[p + "mlp.down_proj.weight"] @ (gate * (t[p + "mlp.up_proj.weight"] @ into))
         normed = self.norm(x, t["norm.weight"]) if "norm.weight" in t else x
-        back = normed if "norm_output" in h.flags or h.kind in ("mimo", "qwen3_next") else x
+        back = normed if "norm_output" in h.flags or h.kind in MTP_KINDS else x
         return back, self.lm_head @ normed, Entry(pairs, position)
 
     def draft(
@@ -287,6 +290,55 @@ class Restated:
                 level += propose(path, score, logits)
             states = states_next
             candidates += level
+        best = sorted(candidates, key=lambda one: -one[1])[:nodes]
+        return {path: value for path, _, value in best}
+
+
+class Chained:
+    """Sequential modules (DeepSeek-V3's report, section 2.2), by whole texts."""
+
+    def __init__(self, modules: list[Restated]) -> None:
+        self.modules = modules
+        self.made: dict[tuple[int, ...], Any] = {}  # rows by all that they follow from
+
+    def next_log_probs(
+        self, tokens: list[int], features: torch.Tensor, path: tuple[int, ...]
+    ) -> torch.Tensor:
+        """Of the token behind `tokens` and `path`; `features` as in `Restated.draft`."""
+        text, last = [*tokens, *path], len(features) - 1
+        states = list(features)
+        for k, module in enumerate(self.modules[: len(path) + 1], 1):
+            entries: list[Entry] = []
+            made = []
+            # Position i reads what the module before made of it, and token i + k; behind the last
+            # position that has one, what this module made of the position before.
+            for i in range(len(text) - k):
+                if i > last and k < min(len(self.modules), len(path) + 1):
+                    break
+                hidden = states[i] if i <= last else made[-1]
+                key = (len(features), k, *text[: i + k + 1])
+                if key not in self.made:
+                    self.made[key] = module.row(text[i + k], hidden, i > last, i, entries)
+                back, logits, entry = self.made[key]
+                made.append(back)
+                entries.append(entry)
+            states = made
+        return torch.log_softmax(logits, -1)
+
+    def draft(
+        self, tokens: list[int], features: torch.Tensor, nodes: int, levels: int, top_k: int
+    ) -> dict[tuple[int, ...], float]:
+        """As `Restated.draft`."""
+        candidates: list[tuple[tuple[int, ...], float, float]] = []
+        frontier: list[tuple[tuple[int, ...], float, float]] = [((), 0.0, 0.0)]
+        for _ in range(levels):
+            level = []
+            for path, score, _value in frontier:
+                values, ids = self.next_log_probs(tokens, features, path).topk(top_k)
+                for value, one in zip(values.tolist(), ids.tolist(), strict=True):
+                    level.append(((*path, one), score + value, value))
+            candidates += level
+            frontier = sorted(level, key=lambda one: -one[1])[:top_k]
         best = sorted(candidates, key=lambda one: -one[1])[:nodes]
         return {path: value for path, _, value in best}
 

@@ -98,16 +98,20 @@ def test_comparing_drafters(tmp_path: Path, l2: Path) -> None:
     command = [sys.executable, str(ROOT / "bench" / "drafters" / "compare.py")]
     command += ["--model", str(l2), "--dtype", "float32", "--per-kind", "1", "--repeats", "1"]
     command += ["--max-tokens", "8", "--threads", "1", "--json", str(file)]
-    command += ["--max-model-len", "2048"]
+    command += ["--max-model-len", "2048", "--num-speculative-tokens", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(file.read_text())
-    assert set(result["kinds"]) == {"chat", "code", "rewrite", "summarise", "answer"}
+    names = {"ngram", "suffix", "merge", "self-int4", "self-w8a8", "self-layers"}
+    assert set(result["kinds"]) == {"chat", "code", "rewrite", "summarise", "answer", "all"}
     for rows in result["kinds"].values():
-        assert set(rows) == {"none", "ngram", "self-int4", "self-w8a8", "self-layers"}
-        assert rows["none"]["drafted"] == 0
-        assert rows["none"]["vs_plain"] == 1.0
+        assert set(rows) == names
         assert rows["self-layers"]["drafted"] > 0
+        for row in rows.values():
+            assert len(row["alpha_per_position"]) <= 3
+            assert row["tokens"] == row["accepted"] + row["rounds"]
+            assert row["vs_plain"] > 0
+            assert len(row["vs_plain_by_prompt"]) in (1, 5)
 
 
 def test_the_readmes_drafter(l2: Path) -> None:

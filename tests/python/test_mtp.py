@@ -1,4 +1,4 @@
-"""Multi-token prediction modules inside a target's checkpoint."""
+"""Multi-token prediction modules inside a target's checkpoint, one or several."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from draft_heads import Head, Restated, Tensors, paths, write
+from draft_heads import Chained, Head, Restated, Tensors, paths, write
 from helpers import assert_same, greedy
 from safetensors.torch import load_file
 from tiny import tiny_llama, tiny_qwen2
@@ -36,7 +36,11 @@ _NAMES = {
         "embed_tokens.weight": "embed_tokens.weight", "lm_head.weight": "shared_head.head.weight",
     },
 }  # fmt: skip
-_PREFIX = {"mimo": "model.mtp_layers.0.", "qwen3_next": "mtp.", "deepseek": "model.layers.3."}
+_PREFIX = {
+    "mimo": lambda index: f"model.mtp_layers.{index}.",
+    "qwen3_next": lambda _: "mtp.",
+    "deepseek": lambda index: f"model.layers.{index}.",
+}
 
 
 def module(kind: str, **more: Any) -> Head:
@@ -44,24 +48,34 @@ def module(kind: str, **more: Any) -> Head:
     return Head(kind, ffn=128, eps=1e-6, **more)
 
 
-def stored(head: Head) -> Tensors:
-    """The module's tensors as its family names them."""
+def stored(head: Head, index: int = 0, first: int = 3) -> Tensors:
+    """The tensors of a module, by its place among several, as its family names them.
+
+    DeepSeek's go on where the target's layers end, at `first`.
+    """
+    if head.kind == "deepseek":
+        index += first
     out = {}
     for name, tensor in head.tensors.items():
         if name.startswith("layers.0."):
-            one = name if head.kind == "qwen3_next" else name.removeprefix("layers.0.")
+            one = name.removeprefix("layers.0.")
+            if head.kind == "qwen3_next":
+                one = f"layers.{index}.{one}"
         else:
             one = _NAMES[head.kind][name]
         if head.kind == "qwen3_next" and tensor.ndim == 1 and "bias" not in name:
             tensor = tensor - 1.0
-        out[_PREFIX[head.kind] + one] = tensor
+        out[_PREFIX[head.kind](index) + one] = tensor
     return out
 
 
-def with_module(path: Path, head: Head, base: Path, **config: Any) -> Path:
-    """A copy of the target `base` with the module beside it."""
+def with_modules(path: Path, heads: list[Head], base: Path, first: int = 3, **config: Any) -> Path:
+    """A copy of the target `base` with the modules beside it."""
     raw = {**json.loads((base / "config.json").read_text()), **config}
-    return write(path, raw, {**load_file(base / "model.safetensors"), **stored(head)})
+    tensors = load_file(base / "model.safetensors")
+    for index, head in enumerate(heads):
+        tensors.update(stored(head, index, first))
+    return write(path, raw, tensors)
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +83,15 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("llama"), layers=3, seed=5, lm_head_scale=4.0)
 
 
-def target_of(kind: str, head: Head, llama: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """(the target with its module, the same as transformers can read it)."""
+def target_of(kind: str, head: Head | list[Head], llama: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """(the target with its modules, the same as transformers can read it)."""
+    heads = head if isinstance(head, list) else [head]
     if kind != "mimo":
         keys = {"qwen3_next": "mtp_num_hidden_layers", "deepseek": "num_nextn_predict_layers"}
-        return with_module(tmp_path / kind, head, llama, **{keys[kind]: 1}), llama
+        return with_modules(tmp_path / kind, heads, llama, **{keys[kind]: len(heads)}), llama
     base = tiny_qwen2(tmp_path / "qwen2", vocab=128, tie=False, layers=3, lm_head_scale=4.0)
-    mimo = with_module(
-        tmp_path / kind, head, base, num_nextn_predict_layers=1, model_type="mimo",
+    mimo = with_modules(
+        tmp_path / kind, heads, base, num_nextn_predict_layers=len(heads), model_type="mimo",
         architectures=["MiMoForCausalLM"],
     )  # fmt: skip
     return mimo, base
@@ -89,17 +104,32 @@ HEADS = {
 }
 
 
+def modules(kind: str, count: int, seed: int) -> list[Head]:
+    """Different ones; those of Qwen3-Next's naming share all but their layers."""
+    heads = [module(kind, seed=seed + k, **HEADS[kind]) for k in range(count)]
+    if kind == "qwen3_next":
+        for head in heads[1:]:
+            head.tensors = {
+                one: tensor if one.startswith("layers.") else heads[0].tensors[one]
+                for one, tensor in head.tensors.items()
+            }
+    return heads
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("kind", HEADS)
-def test_drafts_are_those_of_the_published_module(kind: str, llama: Path, tmp_path: Path) -> None:
+def test_drafts_are_those_of_the_published_modules(
+    kind: str, count: int, llama: Path, tmp_path: Path
+) -> None:
     from transformers import AutoModelForCausalLM
 
-    head = module(kind, seed=50, **HEADS[kind])
-    folder, plain = target_of(kind, head, llama, tmp_path)
+    heads = modules(kind, count, 50)
+    folder, plain = target_of(kind, heads, llama, tmp_path)
     reference = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
-    restated = Restated(
-        head, reference.model.embed_tokens.weight.detach(), reference.lm_head.weight.detach()
-    )
-    specs = (MTP(), MTP(num_speculative_tokens=3), MTP(top_k=3, total_token=9, depth=2))
+    tables = (reference.model.embed_tokens.weight.detach(), reference.lm_head.weight.detach())
+    each = [Restated(head, *tables) for head in heads]
+    restated = each[0] if count == 1 else Chained(each)
+    specs = (MTP(), MTP(num_speculative_tokens=5), MTP(top_k=3, total_token=14, depth=3))
     for spec in specs:
         with specrt.Engine(
             folder, spec, block_size=4, check_invariants=True, policy="fixed"
@@ -112,7 +142,8 @@ def test_drafts_are_those_of_the_published_module(kind: str, llama: Path, tmp_pa
                 lambda tokens, tree: seen.append((tokens, paths(tree))),  # noqa: B023
             )
             engine.generate(PROMPTS[0], greedy(8))
-        for tokens, tree in (seen[0], seen[1], seen[-1]):
+        for tokens, tree in (seen[0], seen[-2]):
+            assert len(tree) > 0
             with torch.no_grad():
                 states = reference(torch.tensor([tokens]), output_hidden_states=True).hidden_states
             expected = restated.draft(
@@ -123,10 +154,19 @@ def test_drafts_are_those_of_the_published_module(kind: str, llama: Path, tmp_pa
                 assert tree[path] == pytest.approx(value, abs=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", HEADS)
-def test_output_is_that_of_no_drafter(kind: str, dtype: str, llama: Path, tmp_path: Path) -> None:
-    folder, plain = target_of(kind, module(kind, seed=51, **HEADS[kind]), llama, tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "dtype", "count"),
+    [
+        *((kind, dtype, 1) for kind in HEADS for dtype in ("float32", "bfloat16")),
+        ("mimo", "bfloat16", 2),
+        ("qwen3_next", "float32", 2),
+        ("deepseek", "float32", 3),
+    ],
+)
+def test_output_is_that_of_no_drafter(
+    kind: str, dtype: str, count: int, llama: Path, tmp_path: Path
+) -> None:
+    folder, plain = target_of(kind, modules(kind, count, 51), llama, tmp_path)
     params = [
         greedy(24),
         SamplingParams(max_tokens=30, temperature=1.0, seed=5),
@@ -147,10 +187,11 @@ def test_output_is_that_of_no_drafter(kind: str, dtype: str, llama: Path, tmp_pa
             assert_same([engine.generate(PROMPTS[1], params[1])], expected[1:2], (kind, spec))
 
 
+@pytest.mark.parametrize("count", [1, 3])
 def test_the_first_position_does_not_depend_on_the_number_of_steps(
-    llama: Path, tmp_path: Path
+    count: int, llama: Path, tmp_path: Path
 ) -> None:
-    folder, _ = target_of("deepseek", module("deepseek", seed=52), llama, tmp_path)
+    folder, _ = target_of("deepseek", modules("deepseek", count, 52), llama, tmp_path)
     firsts = []
     for tokens in range(1, 9):
         with specrt.Engine(folder, MTP(num_speculative_tokens=tokens), policy="fixed") as engine:
@@ -167,6 +208,27 @@ def test_the_first_position_does_not_depend_on_the_number_of_steps(
         common = firsts[0].keys() & other.keys()
         assert len(common) > 5
         assert all(firsts[0][one] == other[one] for one in common if firsts[0][one] and other[one])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_prefix_hit_changes_no_draft(count: int, llama: Path, tmp_path: Path) -> None:
+    folder, _ = target_of("deepseek", modules("deepseek", count, 56), llama, tmp_path)
+    prompt = [7 * i % 100 for i in range(45)]
+    spec = MTP(num_speculative_tokens=4)
+    with specrt.Engine(
+        folder, spec, block_size=8, check_invariants=True, policy="fixed", max_model_len=256
+    ) as engine:
+        cold, other = engine.generate([prompt, [9, *prompt[1:]]], greedy(20))
+        assert other.metrics.cached_prompt_tokens == 0
+        for again in (prompt, prompt[:30], [*prompt, *cold.token_ids, 4]):
+            warm = engine.generate(again, greedy(20))
+            assert warm.metrics.cached_prompt_tokens >= len(again) - 2 * 8 - count
+            with specrt.Engine(folder, spec, block_size=8, policy="fixed") as fresh:
+                expected = fresh.generate(again, greedy(20))
+            assert_same([warm], [expected], count)
+            one, two = warm.metrics, expected.metrics
+            assert one.accepted_per_position == two.accepted_per_position
+            assert one.drafted_per_position == two.drafted_per_position
 
 
 def test_a_copy_of_the_targets_table_is_not_held_twice(llama: Path, tmp_path: Path) -> None:
@@ -191,11 +253,9 @@ def test_what_is_not_exactly_a_module_is_refused(llama: Path, tmp_path: Path) ->
         engine.save(tmp_path / "target.specrt")
     with pytest.raises(specrt.errors.LoadError, match="a saved file"):
         specrt.Engine(tmp_path / "target.specrt", MTP())
-    head = module("qwen3_next", seed=55)
-    head.tensors["layers.1.self_attn.q_proj.weight"] = torch.zeros(4, 4)
     tensors = {**load_file(llama / "model.safetensors"), **stored(module("qwen3_next", seed=55))}
     config = json.loads((llama / "config.json").read_text())
-    for name, message in (("mtp.extra.weight", "mtp.extra"), ("mtp.layers.1.x", "one module")):
+    for name, message in (("mtp.extra.weight", "mtp.extra"), ("mtp.layers.1.x", "mtp.layers.1.s")):
         write(tmp_path / "odd", config, {**tensors, name: torch.zeros(4)})
         with pytest.raises(specrt.errors.SpecrtError, match=message):
             specrt.Engine(tmp_path / "odd", MTP())

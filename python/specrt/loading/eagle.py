@@ -383,6 +383,8 @@ class _Reader:
         own_head = self.has("lm_head.weight")
         rows = self.shape("lm_head.weight")[0] if own_head else self.target.vocab_size
         draft_vocab = outer.integer("draft_vocab_size", rows)
+        if not own_head and draft_vocab == fields.vocab_size:
+            draft_vocab = rows  # the target's output head, which may be padded
         if draft_vocab != rows:
             raise LoadError(
                 f"[{where} draft_vocab_size] expected the {rows} rows of "
@@ -414,7 +416,7 @@ class _Reader:
             layers=layers,
             normed=not use_aux,
             dtype=dtype,
-            target_of_draft=self.id_map(draft_vocab, fields.vocab_size),
+            target_of_draft=self.id_map(draft_vocab, fields.vocab_size if own_head else rows),
         )
 
     def aux_layers(

@@ -65,8 +65,9 @@ class HeadCheckpoint:
         dtype: str,
         transform: Callable[[str, NDArray[Any]], NDArray[Any]] | None = None,
         owns_source: bool = True,
+        later: tuple[HeadCheckpoint, ...] = (),
     ) -> None:
-        """`names` has the stored name of every canonical tensor.
+        """`names` has the stored name of every canonical tensor; `later` are further modules.
 
         Raises LoadError where a tensor is missing or of another shape.
         """
@@ -74,7 +75,7 @@ class HeadCheckpoint:
         self.feature_layers, self.feature_normed = feature_layers, feature_normed
         self.target_of_draft = target_of_draft
         self._source, self._names, self._transform = source, names, transform
-        self._owns_source = owns_source
+        self._owns_source, self.later = owns_source, later
         self.config = _core.ModelConfig(**vars(fields))
         wanted = dict(_core.tensors_of(self.config))
         missing = sorted(one for one in wanted if names.get(one) not in source.entries)

@@ -1,8 +1,13 @@
 """Multi-token prediction modules that lie inside a target's own checkpoint.
 
 A module is a layer of the target's own kind over fc(cat) of two normed vectors: the embedding of
-the next token and the target's hidden state behind its final norm. Three ways of naming and
-ordering them are known: MiMo's, Qwen3-Next's and DeepSeek-V3's.
+the next token and the target's hidden state behind its final norm; for a further module, those of
+the token after it and the module before, behind that one's final norm (arXiv 2412.19437, section
+2.2). Three ways of naming and ordering them are known: MiMo's, Qwen3-Next's and DeepSeek-V3's.
+
+DeepSeek's own code never feeds a module's state back, and engines differed in whether it passes
+shared_head.norm first. It does here: hidden_norm was trained on states behind a final norm, SGLang
+and vLLM's GLM do the same, and measured acceptance is higher so.
 """
 
 from __future__ import annotations
@@ -37,7 +42,6 @@ class _Layout:
     first_is_num_layers: bool = False
     hidden_first: bool = False
     zero_first: bool = False
-    norm_output: bool = True
     unit_norms: bool = False
     """Norms multiply by 1 + weight."""
 
@@ -78,15 +82,15 @@ _LAYOUTS = (
         },
         first_is_num_layers=True,
         zero_first=True,
-        norm_output=False,
     ),
 )
 
 
 def open_mtp(checkpoint: Checkpoint | None, *, dtype: str = "auto") -> HeadCheckpoint:
-    """The module in an open checkpoint; its source stays the checkpoint's.
+    """The first module in an open checkpoint; its source stays the checkpoint's.
 
-    Raises LoadError where there is none, or not exactly one of a known layout.
+    Further modules are in its `later`. Raises LoadError where there is none, or none of a known
+    layout.
     """
     if checkpoint is None:
         raise LoadError(
@@ -106,19 +110,18 @@ def open_mtp(checkpoint: Checkpoint | None, *, dtype: str = "auto") -> HeadCheck
             f"[{label}] expected a target with norms before its blocks, got "
             f"{fields.norm_placement!r}"
         )
-    layout, prefix, layer = _layout_of(tensors, fields.num_layers, label)
+    layout, first, count = _layout_of(tensors, fields.num_layers, label)
     if checkpoint.transform is not None:
         raise UnsupportedError(f"[{label}] modules of a {fields.family} model are not supported")
-    names = {one: prefix + name for one, name in layout.names.items()}
+    modules = [_names(checkpoint, layout, first + k) for k in range(count)]
     own: dict[str, bool] = {}
     for one in ("embedding", "lm_head"):
-        own[one] = one in names and names[one] in tensors
-        # A copy of the target's table is not held twice.
-        if own[one] and _same(checkpoint, names[one], one):
+        stored = [names[one] for names in modules if one in names]
+        # Copies of the target's table are not held twice.
+        own[one] = any(name in tensors for name in stored)
+        if own[one] and all(_same(checkpoint, name, one) for name in stored):
             own[one] = False
-            tensors.discard(names[one])
-    for canonical, stored_name in checkpoint.layer_names(0).items():
-        names[canonical] = layer + stored_name.removeprefix("model.layers.0.")
+            tensors -= set(stored)
     head = HeadFields(
         **{**vars(fields), "num_layers": 1, "windows": (), "tied_embeddings": False},
         head_kind="fused",
@@ -128,40 +131,56 @@ def open_mtp(checkpoint: Checkpoint | None, *, dtype: str = "auto") -> HeadCheck
         head_embedding_norm=True,
         head_hidden_norm=True,
         head_zero_first=layout.zero_first,
-        head_norm_output=layout.norm_output,
+        head_norm_output=True,
         head_own_embedding=own["embedding"],
         head_own_lm_head=own["lm_head"],
     )
-    opened = HeadCheckpoint(
-        name=label,
-        fields=head,
-        source=source,
-        names=names,
-        feature_layers=(),
-        feature_normed=True,
-        dtype=dtype,
-        transform=_one_more if layout.unit_norms else None,
-        owns_source=False,
-    )
-    left = sorted(tensors - {names[one] for one in opened.names} - source.useless)
+    opened: list[HeadCheckpoint] = []
+    for names in reversed(modules):
+        opened.append(
+            HeadCheckpoint(
+                name=label,
+                fields=head,
+                source=source,
+                names=names,
+                feature_layers=(),
+                feature_normed=True,
+                dtype=dtype,
+                transform=_one_more if layout.unit_norms else None,
+                owns_source=False,
+                later=tuple(reversed(opened)),
+            )
+        )
+    used = {names[one] for names in modules for one in opened[0].names}
+    left = sorted(tensors - used - source.useless)
     if left:
         shown = ", ".join(left[:8]) + (f" and {len(left) - 8} more" if len(left) > 8 else "")
         raise LoadError(f"[{label}] expected exactly a module's tensors, got unexpected {shown}")
-    return opened
+    return opened[-1]
 
 
-def _layout_of(tensors: set[str], num_layers: int, label: str) -> tuple[_Layout, str, str]:
+def _names(checkpoint: Checkpoint, layout: _Layout, index: int) -> dict[str, str]:
+    """Canonical names to those of one module."""
+    prefix, layer = (one.replace("{i}", str(index)) for one in (layout.prefix, layout.layer))
+    names = {one: prefix + name for one, name in layout.names.items()}
+    for canonical, stored in checkpoint.layer_names(0).items():
+        names[canonical] = layer + stored.removeprefix("model.layers.0.")
+    return names
+
+
+def _layout_of(tensors: set[str], num_layers: int, label: str) -> tuple[_Layout, int, int]:
+    """A layout, the index of its first module, and how many there are."""
     for layout in _LAYOUTS:
         first = num_layers if layout.first_is_num_layers else 0
-        prefix = layout.prefix.replace("{i}", str(first))
-        if prefix + layout.names["fc"] not in tensors:
+        if layout.prefix.replace("{i}", str(first)) + layout.names["fc"] not in tensors:
             continue
-        after = layout.layer.replace("{i}", str(first + 1))
-        if any(one.startswith(after) for one in tensors):
-            raise UnsupportedError(
-                f"[{label}] expected one module, the only number supported here, got more: {after}*"
-            )
-        return layout, prefix, layout.layer.replace("{i}", str(first))
+        count = 1
+        # Counted from the tensors; what does not belong to them is named as unexpected.
+        while any(
+            one.startswith(layout.layer.replace("{i}", str(first + count))) for one in tensors
+        ):
+            count += 1
+        return layout, first, count
     raise LoadError(
         f"[{label}] expected MiMo's, Qwen3-Next's or DeepSeek-V3's names, got "
         f"{', '.join(sorted(tensors)[:8])}"

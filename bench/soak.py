@@ -242,7 +242,7 @@ def main(arguments: list[str] | None = None) -> int:
     plain = Engine(args.model, **sizes)
     vocab = plain.tokenizer.vocab_size if plain.tokenizer is not None else 100
     # A pool of two and a half of the longest requests for eight places: it runs full all the time.
-    whole = specrt.plan(args.model, **sizes, max_batch_size=8)
+    whole = specrt.plan(args.model, max_model_len=args.limit, max_batch_size=8)
     room = max(whole.target_kv_cache * 5 // 16, 1)
     with Engine(
         args.model,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -489,7 +491,7 @@ def test_leaving_the_interpreter_while_requests_run(counter: Path) -> None:
         "print(next(handles[0]).token_ids)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(counter)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, str(counter)], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[1]\n"
@@ -577,3 +579,36 @@ def test_an_observer_that_fails_harms_nobody(l2: Path) -> None:
         engine._scheduler.observer = Fails()
         with pytest.warns(RuntimeWarning, match="observer raised ValueError: no more"):
             assert_same([engine.generate([1, 2], greedy(9))], [expected], "beside it")
+
+
+def exhaust(stream: Any) -> None:
+    while True:
+        next(stream)
+
+
+def test_all_ways_to_ask_draft_alike(l2: Path) -> None:
+    def counts(output: specrt.RequestOutput) -> list[int]:
+        one = output.metrics
+        return [one.drafted_tokens, one.accepted_tokens, one.rounds, one.completion_tokens]
+
+    with Engine(l2, "ngram", enable_prefix_caching=False, **SMALL) as engine:
+        expected = counts(engine.generate([1, 2, 1, 2], greedy(80)))
+        assert expected[0] > 20
+        assert counts(engine.submit([1, 2, 1, 2], greedy(80)).result(60)) == expected
+        stream = engine.stream([1, 2, 1, 2], greedy(80))
+        with pytest.raises(StopIteration) as end:
+            exhaust(stream)
+        assert counts(end.value.value) == expected
+
+
+def test_a_short_soak(l2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).resolve().parents[2] / "bench" / "soak.py"
+    spec = importlib.util.spec_from_file_location("soak", path)
+    assert spec is not None
+    assert spec.loader is not None
+    soak = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(soak)
+    status = soak.main(["--minutes", "0.04", "--model", str(l2), "--threads", "5"])
+    told = capsys.readouterr()
+    assert status == 0, told.err
+    assert json.loads(told.out)["finished"] > 0

@@ -30,6 +30,10 @@ class Increment:
     token_ids: list[int]
     index: int = 0
     """Whose, of the n outputs."""
+    logprobs: list[dict[int, Logprob]] | None = None
+    """Where asked for, one entry for each of these tokens."""
+    finish_reason: str = ""
+    """Empty but in this output's last increment, whose text and tokens may be empty."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Metrics:
     """
 
     prompt_tokens: int = 0
+    preemptions: int = 0
+    """Times that it gave its KV blocks to others and was computed again."""
     cached_prompt_tokens: int = 0
     """Of the prompt's, found in the prefix cache."""
     completion_tokens: int = 0
@@ -145,6 +151,7 @@ class Metrics:
         after_first = counters.tokens - 1
         return cls(
             prompt_tokens=counters.prompt_tokens,
+            preemptions=counters.preemptions,
             cached_prompt_tokens=counters.cached_prompt_tokens,
             completion_tokens=counters.tokens,
             rounds=counters.rounds,

@@ -80,6 +80,7 @@ class HeadDrafter final : public Drafter {
     HeadModules::Piece piece;
   };
 
+  bool make_room(SequenceId id, State& state, std::int64_t count);
   void feed(SequenceId id, State& state, std::int64_t count);
   void run_fed();
   void catch_up();

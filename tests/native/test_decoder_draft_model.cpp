@@ -340,7 +340,8 @@ TEST(draft_model_with_a_window_meets_unknown_tokens) {
   }
 }
 
-// More sequences than it was made for: some of them go without drafts.
+// More sequences than it was made for: with too few places some of them go without drafts; with too
+// little memory they share what there is, draft by draft.
 TEST(draft_model_smaller_than_the_batch) {
   const tiny::Spec spec = tiny::small_spec(Precision::f32, 59);
   const Model model = tiny::random_model(spec);
@@ -362,7 +363,8 @@ TEST(draft_model_smaller_than_the_batch) {
       drafted += output.counters.drafted;
       without += output.counters.drafted == 0 ? 1 : 0;
     }
-    CHECK(drafted > 0 && without > 0);
+    CHECK(drafted > 0);
+    CHECK(by_rows ? without > 0 : without < std::ssize(requests_for(spec.vocab)));
   }
 }
 

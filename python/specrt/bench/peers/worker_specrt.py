@@ -6,29 +6,18 @@ import sys
 
 from common import Clock, serve
 
-from specrt import Drafter, DraftTree, Engine, SamplingParams, drafters
+from specrt import Engine, SamplingParams, drafters
+from specrt.bench.kernels import Noise, time_rounds
 
 PATH, DTYPE, THREADS = sys.argv[1], sys.argv[2], int(sys.argv[3])
 ISA = sys.argv[4] if len(sys.argv) > 4 else "auto"
 
 
-class Noise(Drafter):
-    """A chain that is never right, to make passes of a given number of rows."""
-
-    rows = 1
-
-    def propose(self, tokens: list[int], budget: int) -> DraftTree:
-        nodes = range(min(budget, self.rows - 1))
-        return DraftTree.chain([3 + (7919 * (len(tokens) + node)) % 40000 for node in nodes])
-
-    def observe(self, committed: list[int]) -> None:
-        pass
-
-
-def _engine(drafter: object, tokens: int) -> Engine:
+def _engine(drafter: object, tokens: int, **options: object) -> Engine:
     return Engine(
         PATH,
         drafter,
+        **options,
         dtype=DTYPE,
         threads=THREADS,
         cpu_isa=ISA,
@@ -38,23 +27,19 @@ def _engine(drafter: object, tokens: int) -> Engine:
     )
 
 
-noise = Noise()
 plain = _engine(None, 0)
+noise = Noise(plain.tokenizer.vocab_size)
 ngram = _engine(drafters.NGram(), 16)
-wide = _engine(noise, 63)
+wide = _engine(noise, 63, policy="fixed")
 
 
 def decode(prompt: list[int], max_tokens: int, speculate: bool = False) -> dict[str, object]:
     engine = ngram if speculate else plain
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    first = Clock()
-    engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
-    prefill = first.seconds()
-    clock = Clock()
-    out = engine.generate([prompt], params)[0]
+    out = engine.generate(prompt, params)
     return {
-        "tokens": list(out.token_ids),
-        "seconds": clock.seconds() - prefill,
+        "tokens": out.token_ids,
+        "seconds": out.metrics.total_seconds - out.metrics.ttft_seconds,
         "acceptance_length": out.metrics.acceptance_length,
     }
 
@@ -62,13 +47,8 @@ def decode(prompt: list[int], max_tokens: int, speculate: bool = False) -> dict[
 def rows(prompt: list[int], count: int, repeat: int) -> float:
     """Seconds of a round of `count` rows, everything around the pass included."""
     noise.rows = count
-    params = SamplingParams(temperature=0.0, max_tokens=repeat + 1, ignore_eos=True)
-    one = Clock()
-    wide.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
-    prefill = one.seconds()
-    clock = Clock()
-    wide.generate([prompt], params)
-    return (clock.seconds() - prefill) / repeat
+    seconds = [one for _, one in time_rounds(wide, prompt, count, repeat)]
+    return sorted(seconds)[len(seconds) // 4]
 
 
 def batch(prompts: list[list[int]], max_tokens: int) -> float:

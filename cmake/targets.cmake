@@ -43,6 +43,7 @@ set(specrt_sources
     src/decode/model_drafter.cpp
     src/decode/ngram_drafter.cpp
     src/decode/plan.cpp
+    src/decode/preempt.cpp
     src/decode/rank.cpp
     src/decode/rejection.cpp
     src/decode/round.cpp

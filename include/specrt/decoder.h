@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -97,6 +98,7 @@ struct SequenceCounters {
   std::vector<std::int64_t> drafted_at;  ///< full rounds whose draft reached this depth
   std::vector<std::int64_t> accepted_at;
   std::vector<std::int64_t> first_rejected_at;
+  std::int64_t preemptions = 0;
   std::vector<SourceCounters> sources;  ///< by who drafted, in order of appearance
   double draft_seconds = 0;  ///< wall time of the rounds it took part in, not divided by the batch
   double verify_seconds = 0;
@@ -153,7 +155,7 @@ using Plan = std::vector<PlanItem>;
 
 struct SequenceState {
   SequenceId id = 0;
-  std::int64_t prompt_left = 0;  ///< prompt tokens not yet processed
+  std::int64_t prompt_left = 0;  ///< tokens to process before it decodes (on)
   std::int64_t length = 0;       ///< prompt and generated tokens
   std::int64_t tokens_left = 0;  ///< until max_tokens or max_model_len
   bool has_drafter = false;
@@ -168,18 +170,33 @@ class SPECRT_API Decoder {
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
 
-  /// Takes a sequence in and sets aside the KV blocks that it can need at most. Throws
-  /// InvalidArgument for a bad prompt or parameter and CapacityError where it can never fit;
-  /// can_add() tells whether there is room now.
+  /// Takes a sequence in and sets aside KV blocks: for its prompt and `reserve` further tokens, or,
+  /// below 0, for the longest output, with which it never lacks one. Throws InvalidArgument for a
+  /// bad prompt or parameter and CapacityError where it can never fit; can_add() tells whether
+  /// there is room now.
   SequenceId add(std::span<const TokenId> prompt, const SamplingParams& params,
                  std::shared_ptr<Drafter> drafter = nullptr,
-                 std::shared_ptr<TokenConstraint> constraint = nullptr);
-  bool can_add(std::int64_t prompt_tokens, std::int64_t max_tokens) const;
+                 std::shared_ptr<TokenConstraint> constraint = nullptr, std::int64_t reserve = -1);
+  bool can_add(std::int64_t prompt_tokens, std::int64_t max_tokens,
+               std::int64_t reserve = -1) const;
   /// Throws what add() would throw however empty the decoder is.
   void check(std::span<const TokenId> prompt, const SamplingParams& params) const;
 
-  /// Ends a sequence early and frees what it holds. Throws InvalidArgument for an unknown id.
-  void cancel(SequenceId id);
+  /// Ends a sequence early, also a preempted one, and frees what it holds. Returns its counters.
+  /// Throws InvalidArgument for an unknown id.
+  SequenceCounters cancel(SequenceId id);
+
+  /// Sets KV blocks aside for all that a round of this plan can commit. Returns the first sequence
+  /// that there are none for; those before it keep theirs. begin_round() does the same, and throws
+  /// CapacityError instead. Never the only one running, whose longest output fits.
+  std::optional<SequenceId> reserve(const Plan& plan);
+  /// Takes a sequence out of the batch and frees its blocks; resume() puts it back, and its tokens
+  /// are processed again. Its output is the same as if nothing had happened. A drafter that throws
+  /// ends it.
+  void preempt(SequenceId id);
+  /// `reserve` as in add().
+  bool can_resume(SequenceId id, std::int64_t reserve = -1) const;
+  void resume(SequenceId id, std::int64_t reserve = -1);
 
   /// Ends a sequence in its last round, as if the last `dropped` tokens of that round had not
   /// been chosen: for stop conditions that only the caller can see. It may have finished in that

@@ -45,7 +45,8 @@ class SPECRT_API Drafter {
 
   virtual const std::string& name() const = 0;
 
-  /// A sequence starts. `max_length` bounds its tokens, prompt included.
+  /// A sequence starts, or one that suspend() kept nothing of starts again, with its output so far.
+  /// `max_length` bounds its tokens, prompt included.
   virtual void admit(SequenceId id, std::span<const TokenId> prompt, std::int64_t max_length) = 0;
 
   /// Fills out[i] for requests[i]; an empty tree is a fine answer.
@@ -69,6 +70,14 @@ class SPECRT_API Drafter {
 
   /// A sequence has come to its end; `tokens` are prompt and output. Nothing, unless overridden.
   virtual void finished(SequenceId id, std::span<const TokenId> tokens);
+
+  /// The sequence gives up its place for a while: whatever of a pool it holds is freed. True where
+  /// something is kept, for resume() or release(); else it is as if released, as it is unless
+  /// overridden, and admitted anew with all of its tokens.
+  virtual bool suspend(SequenceId id);
+  /// A sequence of which suspend() kept something goes on; `tokens` are prompt and output so far.
+  /// What features() reads comes again, as after admit().
+  virtual void resume(SequenceId id, std::span<const TokenId> tokens, std::int64_t max_length);
 
   virtual void release(SequenceId id) = 0;
   virtual MemoryUse memory() const = 0;

@@ -145,6 +145,7 @@ void bind_counters(py::module_& module) {
       .def_readonly("drafted_at", &SequenceCounters::drafted_at)
       .def_readonly("accepted_at", &SequenceCounters::accepted_at)
       .def_readonly("first_rejected_at", &SequenceCounters::first_rejected_at)
+      .def_readonly("preemptions", &SequenceCounters::preemptions)
       .def_readonly("sources", &SequenceCounters::sources)
       .def_readonly("draft_seconds", &SequenceCounters::draft_seconds)
       .def_readonly("verify_seconds", &SequenceCounters::verify_seconds)
@@ -245,14 +246,16 @@ void bind_decoder(py::module_& module) {
           "add",
           [](Decoder& decoder, const std::vector<TokenId>& prompt, const SamplingParams& params,
              std::optional<std::shared_ptr<Drafter>> drafter,
-             std::optional<std::shared_ptr<TokenConstraint>> constraint) {
+             std::optional<std::shared_ptr<TokenConstraint>> constraint, std::int64_t reserve) {
             const py::gil_scoped_release released;
             return decoder.add(prompt, params, drafter.value_or(nullptr),
-                               constraint.value_or(nullptr));
+                               constraint.value_or(nullptr), reserve);
           },
           py::arg("prompt"), py::arg("params"), py::arg("drafter") = py::none(),
-          py::arg("constraint") = py::none())
-      .def("can_add", &Decoder::can_add, py::arg("prompt_tokens"), py::arg("max_tokens"))
+          py::arg("constraint") = py::none(), py::arg("reserve") = -1,
+          "reserve: output tokens to set KV blocks aside for; -1: all of them.")
+      .def("can_add", &Decoder::can_add, py::arg("prompt_tokens"), py::arg("max_tokens"),
+           py::arg("reserve") = -1)
       .def(
           "check",
           [](const Decoder& decoder, const std::vector<TokenId>& prompt,
@@ -261,7 +264,20 @@ void bind_decoder(py::module_& module) {
           "Raises what add() would raise however empty the decoder is.")
       .def("stop", &Decoder::stop, py::arg("id"), py::arg("dropped"),
            "Ends a sequence in its last round less `dropped` tokens; returns its counters.")
-      .def("cancel", &Decoder::cancel, py::arg("id"), py::call_guard<py::gil_scoped_release>())
+      .def("cancel", &Decoder::cancel, py::arg("id"), py::call_guard<py::gil_scoped_release>(),
+           "Ends a sequence, also a preempted one; returns its counters.")
+      .def(
+          "reserve",
+          [](Decoder& decoder, const std::vector<std::pair<SequenceId, std::int64_t>>& plan) {
+            return decoder.reserve(to_plan(plan));
+          },
+          py::arg("plan"),
+          "Sets KV blocks aside for a round of this plan; returns the first id that lacks them.")
+      .def("preempt", &Decoder::preempt, py::arg("id"), py::call_guard<py::gil_scoped_release>(),
+           "Takes a sequence out and frees its blocks; resume() puts it back.")
+      .def("can_resume", &Decoder::can_resume, py::arg("id"), py::arg("reserve") = -1)
+      .def("resume", &Decoder::resume, py::arg("id"), py::arg("reserve") = -1,
+           py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("idle", &Decoder::idle)
       .def("draft_limit", &Decoder::draft_limit, py::arg("id"), py::arg("most"),
            "How many of `most` draft nodes are worth asking for, by this sequence's drafts so far.")

@@ -100,6 +100,10 @@ class WatchedDrafter final : public Drafter {
   void observe_features(std::span<const ObservedFeatures> batch) override {
     inner_->observe_features(batch);
   }
+  bool suspend(SequenceId id) override { return inner_->suspend(id); }
+  void resume(SequenceId id, std::span<const TokenId> tokens, std::int64_t max_length) override {
+    inner_->resume(id, tokens, max_length);
+  }
   void release(SequenceId id) override { inner_->release(id); }
   MemoryUse memory() const override { return inner_->memory(); }
 

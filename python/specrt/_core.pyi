@@ -493,6 +493,8 @@ class SequenceCounters:
     @property
     def full_rounds(self) -> int: ...
     @property
+    def preemptions(self) -> int: ...
+    @property
     def prefill_seconds(self) -> float: ...
     @property
     def prompt_tokens(self) -> int: ...
@@ -543,7 +545,12 @@ class Decoder:
         params: CoreSamplingParams,
         drafter: CoreDrafter | None = None,
         constraint: TokenConstraint | None = None,
-    ) -> int: ...
+        reserve: typing.SupportsInt | typing.SupportsIndex = -1,
+    ) -> int:
+        """
+        reserve: output tokens to set KV blocks aside for; -1: all of them.
+        """
+
     def begin_round(
         self,
         plan: collections.abc.Sequence[
@@ -560,8 +567,18 @@ class Decoder:
         self,
         prompt_tokens: typing.SupportsInt | typing.SupportsIndex,
         max_tokens: typing.SupportsInt | typing.SupportsIndex,
+        reserve: typing.SupportsInt | typing.SupportsIndex = -1,
     ) -> bool: ...
-    def cancel(self, id: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def can_resume(
+        self,
+        id: typing.SupportsInt | typing.SupportsIndex,
+        reserve: typing.SupportsInt | typing.SupportsIndex = -1,
+    ) -> bool: ...
+    def cancel(self, id: typing.SupportsInt | typing.SupportsIndex) -> SequenceCounters:
+        """
+        Ends a sequence, also a preempted one; returns its counters.
+        """
+
     def check(
         self,
         prompt: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
@@ -607,6 +624,28 @@ class Decoder:
         The sequences of the last finished round: (id, prompt_tokens, tokens, parents, log_probs, sources of each node, accepted nodes, emitted tokens).
         """
 
+    def preempt(self, id: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Takes a sequence out and frees its blocks; resume() puts it back.
+        """
+
+    def reserve(
+        self,
+        plan: collections.abc.Sequence[
+            tuple[
+                typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
+            ]
+        ],
+    ) -> int | None:
+        """
+        Sets KV blocks aside for a round of this plan; returns the first id that lacks them.
+        """
+
+    def resume(
+        self,
+        id: typing.SupportsInt | typing.SupportsIndex,
+        reserve: typing.SupportsInt | typing.SupportsIndex = -1,
+    ) -> None: ...
     def round(
         self,
         plan: collections.abc.Sequence[

@@ -78,6 +78,7 @@ class Engine:
         policy: str = "brake",
         cpu_isa: str = "auto",
         enable_prefix_caching: bool = True,
+        preemption: bool = True,
         check_invariants: bool = False,
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -115,6 +116,10 @@ class Engine:
         cpu_isa: "auto", or the instruction-set level to run: "amx", "avx512", "avx2", "scalar".
         enable_prefix_caching: keep the KV blocks of finished requests for prompts that begin
             alike, for as long as running requests leave room.
+        preemption: let requests in on room for their prompt and a little. Where the KV cache then
+            runs full, the last to come of the largest `priority` gives its room back and is
+            computed again later, with the same output. False sets room aside for the longest
+            output, so fewer run at once.
         check_invariants: for tests: check the KV caches' bookkeeping after every round, and keep
             KV memory that holds nothing filled with NaN, so that reading it would show.
         trace: a file to write every round to, for `specrt trace` (`specrt.trace` has its format);
@@ -129,6 +134,7 @@ class Engine:
             policy=policy,
             cpu_isa=cpu_isa,
             enable_prefix_caching=enable_prefix_caching,
+            preemption=preemption,
             check_invariants=check_invariants,
             pin_threads=pin_threads,
         )
@@ -195,6 +201,7 @@ class Engine:
             num_speculative_tokens=draft_tokens,
             max_queued_requests=max_queued_requests,
             observer=self._metrics if self._trace is None else Both(self._metrics, self._trace),
+            preemption=preemption,
         )
         self.verification: str = verification
         self.policy: str = policy

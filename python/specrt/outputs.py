@@ -30,6 +30,10 @@ class Increment:
     token_ids: list[int]
     index: int = 0
     """Whose, of the n outputs."""
+    logprobs: list[dict[int, Logprob]] | None = None
+    """Where asked for, one entry for each of these tokens."""
+    finish_reason: str = ""
+    """Empty but in this output's last increment, whose text and tokens may be empty."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Metrics:
     """
 
     prompt_tokens: int = 0
+    preemptions: int = 0
+    """Times that it gave its KV blocks to others and was computed again."""
     cached_prompt_tokens: int = 0
     """Of the prompt's, found in the prefix cache."""
     completion_tokens: int = 0
@@ -92,8 +98,6 @@ class Metrics:
     """From submission to when it first ran."""
     inter_token_seconds: list[float] = field(default_factory=list)
     """Waits between the rounds that gave tokens: as many as such rounds, less one."""
-    preemptions: int = 0
-    """How often it gave its KV cache to others and was computed again."""
     by_source: InitVar[dict[str, SourceMetrics] | None] = None
 
     def __post_init__(self, by_source: dict[str, SourceMetrics] | None) -> None:
@@ -139,12 +143,12 @@ class Metrics:
         total: float = 0.0,
         queue: float = 0.0,
         gaps: Sequence[float] = (),
-        preemptions: int = 0,
     ) -> Metrics:
         """From the core's counters and the request's own clock, in seconds."""
         after_first = counters.tokens - 1
         return cls(
             prompt_tokens=counters.prompt_tokens,
+            preemptions=counters.preemptions,
             cached_prompt_tokens=counters.cached_prompt_tokens,
             completion_tokens=counters.tokens,
             rounds=counters.rounds,
@@ -178,7 +182,6 @@ class Metrics:
             total_seconds=total,
             queue_seconds=queue,
             inter_token_seconds=list(gaps),
-            preemptions=preemptions,
             by_source={
                 one.source: SourceMetrics(
                     one.drafted, one.accepted, _ratio(one.accepted, one.drafted)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Request", "request_output"]
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """State of one output. The scheduler feeds it; whoever waits for it reads it.
 
@@ -71,6 +71,7 @@ class Request:
     """Text that a stop text might still begin in."""
     _new_text: list[str] = field(default_factory=list)
     _told_tokens: int = 0
+    _told_finish: bool = False
     _logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     _prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     _detokenizer: Detokenizer | None = None
@@ -195,11 +196,16 @@ class Request:
         """What is new since the last call; None where nothing is."""
         text = "".join(self._new_text)
         tokens = self.token_ids[self._told_tokens :]
-        if not text and not tokens:
+        finish = "" if self._told_finish else self.finish_reason
+        if not text and not tokens and not finish:
             return None
+        logprobs = None
+        if self.params.logprobs is not None:
+            logprobs = self._logprobs[self._told_tokens :]
         self._new_text.clear()
         self._told_tokens = len(self.token_ids)
-        return Increment(text, tokens, self.index)
+        self._told_finish = bool(finish)
+        return Increment(text, tokens, self.index, logprobs, finish)
 
     def completion(self) -> Completion:
         """The output. Raises the request's own error where it has one."""
@@ -216,7 +222,6 @@ class Request:
                 total=last - self.arrived,
                 queue=(self.admitted or self.arrived) - self.arrived,
                 gaps=self.gaps,
-                preemptions=self.preemptions,
             )
         return Completion(
             index=self.index,

@@ -11,7 +11,7 @@ import warnings
 import weakref
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _core
@@ -33,6 +33,10 @@ OVERTAKEN_AT_MOST = 64
 """Requests of later arrival that may be admitted before one that waits, whatever their priority."""
 
 
+RESERVED_TOKENS = 64
+"""Of output, that there must be room for when a request is let in, so that it is not soon out."""
+
+
 class Scheduler:
     """Runs requests together, a round at a time.
 
@@ -42,7 +46,8 @@ class Scheduler:
 
     Requests are admitted by rank: priority (lower first), then arrival. The first that does not fit
     holds up those behind it, and one that has been overtaken `OVERTAKEN_AT_MOST` times goes first,
-    so everyone gets in. The first by rank is never preempted, so everyone ends.
+    so everyone gets in. Where the KV cache runs full, the last by rank gives its blocks back and is
+    computed again once there is room. The first by rank never does, so everyone ends.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class Scheduler:
         *,
         num_speculative_tokens: int,
         max_queued_requests: int | None,
+        preemption: bool,
         observer: Observer | None = None,
     ) -> None:
         self.lock = FairLock()
@@ -61,6 +67,7 @@ class Scheduler:
         self.observer = observer or Observer()
         self.num_speculative_tokens = num_speculative_tokens
         self._plan = plan
+        self._reserve = RESERVED_TOKENS if preemption else -1
         self._most_queued = max_queued_requests
         self._arrivals = 0
         self._inbox: deque[Request] = deque()
@@ -98,12 +105,13 @@ class Scheduler:
         """Take requests in. Raises QueueFullError, taking none, where they are too many to wait."""
         with self._gate:
             self.open_decoder()
-            queued = len(self._inbox) + sum(not one.preempted for one in self._waiting)
-            if self._most_queued is not None and queued + len(requests) > self._most_queued:
-                raise QueueFullError(
-                    f"[max_queued_requests] expected room for {len(requests)} more beside at most "
-                    f"{self._most_queued} that wait, got {queued} waiting"
-                )
+            if self._most_queued is not None:
+                queued = len(self._inbox) + sum(not one.preempted for one in self._waiting)
+                if queued + len(requests) > self._most_queued:
+                    raise QueueFullError(
+                        f"[max_queued_requests] expected room for {len(requests)} more beside at "
+                        f"most {self._most_queued} that wait, got {queued} waiting"
+                    )
             for request in requests:
                 request.arrival = self._arrivals
                 self._arrivals += 1
@@ -112,7 +120,7 @@ class Scheduler:
             self._inbox.extend(requests)
         if self._closing:  # in between: perhaps nobody else will look at them
             with self.lock:
-                self._end_all(self._inbox, "closed before the request ran")
+                self._end_waiting()
 
     def serve(self) -> None:
         """From now on a thread of the scheduler's own runs rounds."""
@@ -156,8 +164,9 @@ class Scheduler:
 
     def abandon(self, requests: Sequence[Request]) -> None:
         """Leave word that they are to be cancelled; takes no lock, so that the collector may."""
-        self._left.extend(one for one in requests if not one.done)
-        if self._thread is not None:
+        left = [one for one in requests if not one.done]
+        self._left.extend(left)
+        if left and self._thread is not None:
             self._wake.put(True)
 
     def close(self) -> None:
@@ -167,8 +176,9 @@ class Scheduler:
         with self.lock:
             if self.decoder is not None:
                 self._deliver_results(self.decoder)
-                for requests in (self._running.values(), self._waiting, self._inbox):
-                    self._end_all(requests, "closed while the request was running")
+                for request in list(self._running.values()):
+                    self._end(request, SpecrtError("[engine] closed while the request was running"))
+                self._end_waiting()
                 self.decoder = None
                 self.drafter = None
         if self._thread is not None:
@@ -210,15 +220,42 @@ class Scheduler:
         return self._plan(decoder, self.num_speculative_tokens)
 
     def _run_round(self, decoder: _core.Decoder) -> None:
+        if not self._running:
+            return
         try:
-            plan = self._plan_round(decoder)
-            began = time.monotonic()
+            plan = self._make_room(decoder, self._plan_round(decoder))
+        except Exception as error:  # an interrupt has harmed nobody yet
+            self._fail_running(decoder, error)
+            raise
+        began = time.monotonic()
+        try:
             results = decoder.round(plan)
             self._results.extend(results)
         except BaseException as error:
             self._fail_running(decoder, error)
             raise
         self._tell(self.observer.round, plan, results, time.monotonic() - began)
+
+    def _make_room(self, decoder: _core.Decoder, plan: Plan) -> Plan:
+        """Where the pool lacks blocks for the round, the last by rank give theirs back."""
+        while decoder.reserve(plan) is not None and len(self._running) > 1:
+            last = max(self._running.values(), key=_rank)
+            self._preempt(decoder, last)
+            plan = [item for item in plan if item[0] != last.id]
+        return plan
+
+    def _preempt(self, decoder: _core.Decoder, request: Request) -> None:
+        assert request.id is not None
+        try:
+            decoder.preempt(request.id)
+        except SpecrtError as error:  # its drafter's
+            self._end(request, error)
+            return
+        del self._running[request.id]
+        request.preempted = True
+        request.preemptions += 1
+        insort(self._waiting, request, key=_rank)
+        self._tell(self.observer.preempted, request)
 
     def _fail_running(self, decoder: _core.Decoder, error: BaseException) -> None:
         """A round whose results were lost, to Ctrl-C say: whoever was in it would have a gap."""
@@ -229,41 +266,58 @@ class Scheduler:
 
     # Who gets in.
 
-    def _admit(self, decoder: _core.Decoder) -> None:
-        while self._inbox:
+    def _take_in(self) -> None:
+        while self._inbox:  # to which others append meanwhile
             insort(self._waiting, self._inbox.popleft(), key=_rank)
+
+    def _admit(self, decoder: _core.Decoder) -> None:
+        self._take_in()
         place = 0
         while place < len(self._waiting):
             request = self._waiting[place]
             if not request.may_start:
                 place += 1  # it waits for its own first sample, others need not
                 continue
-            if not decoder.can_add(len(request.prompt), request.params.max_tokens):
+            if not self._fits(decoder, request):
                 break
             del self._waiting[place]
             try:
                 self._enter(decoder, request)
             finally:
                 # Whoever did not get in waits on, also where Ctrl-C came in between.
-                if request.id is None and not request.done:
+                if request.id not in self._running and not request.done:
                     self._waiting.insert(place, request)
             self._note_overtaken(request)
 
+    def _fits(self, decoder: _core.Decoder, request: Request) -> bool:
+        if request.preempted:
+            assert request.id is not None
+            return decoder.can_resume(request.id, self._reserve)
+        return decoder.can_add(len(request.prompt), request.params.max_tokens, self._reserve)
+
     def _enter(self, decoder: _core.Decoder, request: Request) -> None:
-        constraint = None
-        if request.constraint is not None:
-            constraint = _core.make_python_constraint(request.constraint)
         try:
-            drafter = None
-            if self.drafter is not None and self.num_speculative_tokens > 0:
-                drafter = self.drafter.for_request()
-            request.id = decoder.add(request.prompt, request.core_params, drafter, constraint)
+            if request.preempted:
+                assert request.id is not None
+                decoder.resume(request.id, self._reserve)
+            else:
+                request.id = self._add(decoder, request)
+                request.admitted = time.monotonic()
         except SpecrtError as error:
             self._end(request, error)
             return
         self._running[request.id] = request
-        request.admitted = time.monotonic()
+        request.preempted = False
         self._tell(self.observer.admitted, request)
+
+    def _add(self, decoder: _core.Decoder, request: Request) -> int:
+        constraint = None
+        if request.constraint is not None:
+            constraint = _core.make_python_constraint(request.constraint)
+        drafter = None
+        if self.drafter is not None and self.num_speculative_tokens > 0:
+            drafter = self.drafter.for_request()
+        return decoder.add(request.prompt, request.core_params, drafter, constraint, self._reserve)
 
     def _note_overtaken(self, admitted: Request) -> None:
         if not self._waiting or self._waiting[-1].priority <= admitted.priority:
@@ -341,9 +395,11 @@ class Scheduler:
         if woken:
             wake(woken)
 
-    def _end_all(self, requests: Iterable[Request], why: str) -> None:
-        for request in list(requests):
-            self._end(request, SpecrtError(f"[engine] {why}"))
+    def _end_waiting(self) -> None:
+        self._take_in()
+        for request in self._waiting:
+            self._end(request, SpecrtError("[engine] closed while the request was waiting"))
+        self._waiting.clear()
         self._wake_readers()
 
     # Who leaves early.
@@ -364,13 +420,11 @@ class Scheduler:
             if request.done:
                 continue
             counters = None
-            if request.id is not None:
-                if self.decoder is not None:
-                    counters = self.decoder.cancel(request.id)
-            elif request in self._waiting:
+            if request.id is not None and self.decoder is not None:
+                counters = self.decoder.cancel(request.id)
+            self._take_in()
+            if request in self._waiting:
                 self._waiting.remove(request)
-            elif request in self._inbox:
-                self._inbox.remove(request)
             request.end("abort", counters)
             self._end(request)
         self._wake_readers()
@@ -384,16 +438,18 @@ class Scheduler:
             try:
                 self.step()
             except BaseException as error:  # its requests have been told; the thread goes on
-                warnings.warn(f"a round ended in {type(error).__name__}: {error}", stacklevel=1)
+                _warn(f"a round ended in {type(error).__name__}: {error}")
 
     def _tell(self, hook: Callable[..., None], *what: Any) -> None:
         try:
             hook(*what)
         except Exception as error:
-            warnings.warn(
-                f"an observer's {hook.__name__} raised {type(error).__name__}: {error}",
-                stacklevel=2,
-            )
+            _warn(f"an observer raised {type(error).__name__}: {error}")
+
+
+def _warn(text: str) -> None:
+    with contextlib.suppress(Warning):  # made an error by a filter; it has nowhere to go
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _rank(request: Request) -> tuple[bool, int, int]:

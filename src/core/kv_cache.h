@@ -56,7 +56,8 @@ struct KvLayout {
 /// The length of a sequence counts its committed positions, all of which are in blocks. Draft
 /// nodes use scratch slots, so rolling back is doing nothing.
 ///
-/// Promises. What a sequence may still take is set aside at admission, so it never lacks a block.
+/// Promises. What a sequence may still take is set aside before it does, all of it at admission or
+/// a part now and then by reserve(); within that it never lacks a block.
 /// In a group without a window blocks stay until the sequence goes, so it is owed what its table
 /// still lacks, and a copy of a shared block that it is about to write into. In a group with a
 /// window it lets blocks go and takes others, and one that it shared is not free then. So it is
@@ -81,6 +82,9 @@ class KvCache {
   /// are not there.
   void add(SequenceId id, std::int64_t reserved_length);
   bool can_add(std::int64_t reserved_length) const;
+  /// Sets aside more for a sequence, so that it can grow to `reserved_length` positions whatever
+  /// others do. False, changing nothing, where the blocks are not there.
+  bool reserve(SequenceId id, std::int64_t reserved_length);
   /// Whether an empty cache could take it.
   bool fits(std::int64_t reserved_length) const;
 

@@ -51,6 +51,26 @@ std::int64_t KvCache::room(std::size_t group) const {
   return pools_[group].within_reach() - set_aside_[group];
 }
 
+bool KvCache::reserve(SequenceId id, std::int64_t reserved_length) {
+  Sequence& sequence = find(id);
+  const std::int64_t entries = blocks_for(reserved_length);
+  if (entries <= sequence.reserved_entries) return true;
+  const auto held_at_most = [&](std::size_t g) {
+    return std::max(sequence.parts[g].reserved, layout_.blocks_of(g, entries * layout_.block_size));
+  };
+  for (std::size_t g = 0; g < pools_.size(); ++g) {
+    Standing then = standing(sequence, g);
+    const std::int64_t before = then.owed();
+    then.reserved_entries = entries;
+    then.reserved = held_at_most(g);
+    if (then.owed() - before > room(g)) return false;
+  }
+  const Renewed renewed(*this, sequence);
+  sequence.reserved_entries = entries;
+  for (std::size_t g = 0; g < pools_.size(); ++g) sequence.parts[g].reserved = held_at_most(g);
+  return true;
+}
+
 // Whether, at this length, the next position lies in a block that another sequence holds too.
 bool KvCache::writes_shared(const Sequence& sequence, std::size_t group,
                             std::int64_t length) const {

@@ -88,6 +88,7 @@ Decoder::Decoder(const Model& model, const DecoderOptions& options) {
 }
 
 Decoder::~Decoder() {
+  for (const auto& sequence : impl_->preempted) impl_->leave(*sequence);
   for (const auto& sequence : impl_->live) {
     if (sequence->drafter == nullptr) continue;
     try {
@@ -97,10 +98,12 @@ Decoder::~Decoder() {
   }
 }
 
-bool Decoder::can_add(std::int64_t prompt_tokens, std::int64_t max_tokens) const {
+bool Decoder::can_add(std::int64_t prompt_tokens, std::int64_t max_tokens,
+                      std::int64_t reserve) const {
   const Impl& d = *impl_;
-  return static_cast<int>(d.live.size()) < d.options.max_batch_size &&
-         d.runner.cache().can_add(Impl::kv_positions(d.max_length(prompt_tokens, max_tokens)));
+  std::int64_t positions = Impl::kv_positions(d.max_length(prompt_tokens, max_tokens));
+  if (reserve >= 0) positions = std::min(positions, prompt_tokens + reserve);
+  return std::ssize(d.live) < d.options.max_batch_size && d.runner.cache().can_add(positions);
 }
 
 void Decoder::check(std::span<const TokenId> prompt, const SamplingParams& params) const {
@@ -135,7 +138,7 @@ void Decoder::check(std::span<const TokenId> prompt, const SamplingParams& param
 
 SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& params,
                         std::shared_ptr<Drafter> drafter,
-                        std::shared_ptr<TokenConstraint> constraint) {
+                        std::shared_ptr<TokenConstraint> constraint, std::int64_t reserve) {
   Impl& d = *impl_;
   d.require_idle("add");
   check(prompt, params);
@@ -146,7 +149,6 @@ SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& p
   }
   const auto length = static_cast<std::int64_t>(prompt.size());
   const std::int64_t max_length = d.max_length(length, params.max_tokens);
-  const std::int64_t needed = Impl::kv_positions(max_length);
   if (static_cast<int>(d.live.size()) >= d.options.max_batch_size) {
     throw CapacityError(expected_got(
         "max_batch_size",
@@ -159,6 +161,7 @@ SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& p
   sequence->drafter = drafter;
   if (drafter != nullptr) sequence->step_cost = drafter->step_cost(d.weight_bytes);
   sequence->prompt_tokens = length;
+  sequence->prefill_tokens = length;
   sequence->max_length = max_length;
   sequence->tokens.reserve(static_cast<std::size_t>(max_length));
   sequence->tokens.assign(prompt.begin(), prompt.end());
@@ -166,19 +169,9 @@ SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& p
   sequence->state =
       LogitsState(params, prompt, d.runner.config().vocab_size, std::move(constraint));
   d.find_features(*sequence);
-  std::int64_t known = length;
-  if (drafter != nullptr) {
-    drafter->admit(sequence->id, prompt, max_length);
-    // Skipped positions leave no features, so a hit goes no further than the drafter can follow.
-    known = std::clamp<std::int64_t>(drafter->known_positions(sequence->id), 0, length);
-  }
-  // Prompt log-probabilities need every row of the prompt, so nothing of it may be skipped.
-  if (params.prompt_logprobs >= 0) known = 0;
+  if (drafter != nullptr) drafter->admit(sequence->id, prompt, max_length);
   try {
-    // The last token given is always computed.
-    sequence->processed = d.runner.cache().add(
-        sequence->id, needed,
-        prompt.first(static_cast<std::size_t>(std::min(length, known + (known > 0 ? 1 : 0)))));
+    d.enter(*sequence, d.positions_at_first(*sequence, reserve));
   } catch (...) {
     if (drafter != nullptr) drafter->release(sequence->id);
     throw;
@@ -192,18 +185,20 @@ SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& p
   return d.live.back()->id;
 }
 
-void Decoder::cancel(SequenceId id) {
+SequenceCounters Decoder::cancel(SequenceId id) {
   Impl& d = *impl_;
-  d.require_idle("cancel");
-  d.find(id);
-  if (d.round_open) {
-    throw InvalidArgument(
-        "[cancel] expected no round between begin_round and finish_round, got an open one");
+  d.require_between_rounds("cancel");
+  if (const auto at = d.look_up_preempted(id); at != d.preempted.end()) {
+    const std::unique_ptr<Sequence> sequence = std::move(*at);
+    d.preempted.erase(at);
+    d.leave(*sequence);
+    return sequence->counters;
   }
-  for (auto& sequence : d.live) {
-    if (sequence->id == id) sequence->finish = Finish::error;
-  }
+  Sequence& s = d.find(id);
+  s.finish = Finish::error;
+  SequenceCounters counters = s.counters;
   d.retire();
+  return counters;
 }
 
 SequenceCounters Decoder::stop(SequenceId id, std::int64_t dropped) {
@@ -234,12 +229,12 @@ SequenceCounters Decoder::stop(SequenceId id, std::int64_t dropped) {
   return counters;
 }
 
-bool Decoder::idle() const { return impl_->live.empty(); }
+bool Decoder::idle() const { return impl_->live.empty() && impl_->preempted.empty(); }
 
 std::vector<SequenceState> Decoder::sequences() const {
   std::vector<SequenceState> out;
   for (const auto& s : impl_->live) {
-    out.push_back({s->id, s->prompt_tokens - s->processed, s->length(), s->tokens_left(),
+    out.push_back({s->id, s->prefill_tokens - s->processed, s->length(), s->tokens_left(),
                    s->drafter != nullptr});
   }
   return out;

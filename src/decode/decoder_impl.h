@@ -1,7 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -26,6 +28,7 @@ struct Decoder::Impl {
   const double row_cost;  // of one more row in a pass, as a share of a pass of one
   std::vector<std::unique_ptr<Sequence>> live;  // in order of arrival
   std::vector<std::unique_ptr<Sequence>> gone;  // finished in the last round
+  std::vector<std::unique_ptr<Sequence>> preempted;
   std::unordered_map<SequenceId, Sequence*> by_id;
   SequenceId next_id = 0;
   bool round_open = false;
@@ -35,6 +38,14 @@ struct Decoder::Impl {
     if (busy) {
       throw InvalidArgument(std::string("[") + what +
                             "] expected no call from inside a drafter or constraint, got one");
+    }
+  }
+  void require_between_rounds(const char* what) const {
+    require_idle(what);
+    if (round_open) {
+      throw InvalidArgument(
+          std::string("[") + what +
+          "] expected no round between begin_round and finish_round, got an open one");
     }
   }
   struct Busy {
@@ -70,6 +81,20 @@ struct Decoder::Impl {
     return *found->second;
   }
 
+  using Preempted = std::vector<std::unique_ptr<Sequence>>::iterator;
+  Preempted look_up_preempted(SequenceId id) {
+    return std::find_if(preempted.begin(), preempted.end(),
+                        [id](const auto& one) { return one->id == id; });
+  }
+  Preempted find_preempted(SequenceId id) {
+    const Preempted found = look_up_preempted(id);
+    if (found == preempted.end()) {
+      throw InvalidArgument(
+          expected_got("sequence", "the id of a preempted sequence", std::to_string(id)));
+    }
+    return found;
+  }
+
   std::int64_t max_length(std::int64_t prompt, std::int64_t max_tokens) const {
     const std::int64_t room = runner.max_model_len() - prompt;
     return prompt + std::min(max_tokens, std::max<std::int64_t>(room, 0));
@@ -79,6 +104,11 @@ struct Decoder::Impl {
     return std::max<std::int64_t>(1, max_length - 1);
   }
 
+  std::int64_t positions_after(const Sequence& sequence, std::int64_t tokens) const;
+  std::int64_t positions_at_first(const Sequence& sequence, std::int64_t reserve) const;
+  std::optional<SequenceId> reserve(const Plan& plan);
+  void enter(Sequence& sequence, std::int64_t positions);
+  void leave(Sequence& preempted_sequence) noexcept;
   void check_plan(const Plan& plan) const;
   void propose();
   void fail(Sequence& sequence, const std::string& what) {

@@ -20,6 +20,13 @@ void Drafter::observe_features(std::span<const ObservedFeatures>) {}
 
 void Drafter::finished(SequenceId, std::span<const TokenId>) {}
 
+bool Drafter::suspend(SequenceId id) {
+  release(id);
+  return false;
+}
+
+void Drafter::resume(SequenceId, std::span<const TokenId>, std::int64_t) {}
+
 double Drafter::step_cost(std::int64_t) const { return 0.0; }
 
 }  // namespace specrt

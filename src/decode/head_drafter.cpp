@@ -51,7 +51,7 @@ void HeadDrafter::admit(SequenceId id, std::span<const TokenId> prompt, std::int
   state.limit = std::min(max_length - 1, runner_.max_model_len());
   state.has_room = state.limit > 0 &&
                    runner_.cache().size() < static_cast<std::size_t>(options_.max_batch_size) &&
-                   runner_.cache().can_add(state.limit);
+                   runner_.cache().can_add(std::min(state.limit, std::ssize(prompt)));
   if (state.has_room) {
     state.keys.reserve(static_cast<std::size_t>(max_length));
     keys_.append(prompt, state.keys);
@@ -60,7 +60,7 @@ void HeadDrafter::admit(SequenceId id, std::span<const TokenId> prompt, std::int
       known = std::span<const TokenId>(state.keys)
                   .first(std::min(state.keys.size(), static_cast<std::size_t>(state.limit)));
     }
-    state.known = runner_.cache().add(id, state.limit, known);
+    state.known = runner_.cache().add(id, std::min(state.limit, std::ssize(prompt)), known);
     state.cached = state.known;
   }
   states_.emplace(id, std::move(state));
@@ -134,6 +134,18 @@ double HeadDrafter::step_cost(std::int64_t target_bytes) const {
   return static_cast<double>(step_bytes_) / static_cast<double>(target_bytes);
 }
 
+// Whether there is a block for its next `count` positions. Where not it gets no drafts any more: it
+// would have gaps.
+bool HeadDrafter::make_room(SequenceId id, State& state, std::int64_t count) {
+  if (runner_.cache().reserve(id, state.cached + count)) return true;
+  for (const std::int32_t slot : state.slots) store_.give_back(slot);
+  state.slots.clear();
+  state.tokens.clear();
+  runner_.cache().remove(id);
+  state.has_room = false;
+  return false;
+}
+
 // Lays out a state's next `count` rows.
 void HeadDrafter::feed(SequenceId id, State& state, std::int64_t count) {
   const std::int64_t skipped = state.cached - state.first();
@@ -173,7 +185,7 @@ void HeadDrafter::catch_up() {
       const std::int64_t left = state.known - 1 - state.cached;
       const std::int64_t count = std::min(left, runner_.max_rows() - runner_.rows());
       if (count < left) more = true;
-      if (count <= 0) continue;
+      if (count <= 0 || !make_room(id, state, count)) continue;
       feed(id, state, count);
       fed_.push_back({id, &state, count});
     }
@@ -220,6 +232,7 @@ void HeadDrafter::open(const DraftRequest& request, DraftTree& tree) {
     }
     state.cached = state.known - 1;
   }
+  if (!make_room(request.id, state, state.known - state.cached)) return;
   const SamplingParams& params = *request.sampling;
   Active& a = active_[active_count_++];
   a.request = &request;

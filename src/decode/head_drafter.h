@@ -80,6 +80,7 @@ class HeadDrafter final : public Drafter {
     std::int64_t count = 0;
   };
 
+  bool make_room(SequenceId id, State& state, std::int64_t count);
   void feed(SequenceId id, State& state, std::int64_t count);
   void fed(SequenceId id, State& state, std::int64_t count);
   void catch_up();

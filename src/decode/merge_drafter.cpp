@@ -115,17 +115,38 @@ class MergeDrafter final : public Drafter {
     for (const auto& part : parts_) part->finished(id, tokens);
   }
 
+  bool suspend(SequenceId id) override {
+    Sequence& s = find(id);
+    s.asked = false;
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      if (s.parts[p].place == Place::here) {
+        s.parts[p].place = Place::gone;  // also where it throws
+        if (parts_[p]->suspend(id)) s.parts[p].place = Place::kept;
+      }
+    }
+    return true;
+  }
+
+  void resume(SequenceId id, std::span<const TokenId> tokens, std::int64_t max_length) override {
+    Sequence& s = find(id);
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      if (s.parts[p].place == Place::kept) parts_[p]->resume(id, tokens, max_length);
+      if (s.parts[p].place == Place::gone) parts_[p]->admit(id, tokens, max_length);
+      s.parts[p].place = Place::here;
+    }
+  }
+
   void release(SequenceId id) override {
-    find(id);
-    sequences_.erase(id);
     std::exception_ptr failed;
-    for (const auto& part : parts_) {
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      if (find(id).parts[p].place == Place::gone) continue;
       try {
-        part->release(id);
+        parts_[p]->release(id);
       } catch (...) {
         failed = std::current_exception();
       }
     }
+    sequences_.erase(id);
     if (failed != nullptr) std::rethrow_exception(failed);
   }
 
@@ -162,9 +183,11 @@ class MergeDrafter final : public Drafter {
     }
     float of(std::size_t node, std::size_t part) const { return confidence[node * width + part]; }
   };
+  enum class Place : std::uint8_t { here, kept, gone };  // the latter two while suspended
   struct Part {
     Brake brake;
     Calibration calibration;
+    Place place = Place::here;
   };
   struct Sequence {
     std::vector<Part> parts;

@@ -46,23 +46,14 @@ class ModelDrafter final : public Drafter {
     }
     State state;
     translate(prompt, state.context);
-    // Room for all that could be drafted for, or none: then this sequence gets no drafts. Text may
-    // take more tokens here than there.
+    // Text may take more tokens here than there.
     const auto grows = max_length - static_cast<std::int64_t>(prompt.size());
-    const std::int64_t length = std::min(static_cast<std::int64_t>(state.context.size()) +
-                                             (map_ != nullptr ? 2 * grows + 16 : grows),
-                                         runner_.max_model_len());
+    state.limit = std::min(static_cast<std::int64_t>(state.context.size()) +
+                               (map_ != nullptr ? 2 * grows + 16 : grows),
+                           runner_.max_model_len());
     state.translated = static_cast<std::int64_t>(prompt.size());
-    state.reserved = length;
-    state.has_room = runner_.cache().size() < max_batch_size_ && runner_.cache().can_add(length);
-    if (state.has_room) {
-      const std::span<const TokenId> own = state.context;
-      const auto known = static_cast<std::size_t>(runner_.cache().add(
-          id, length, own.first(std::min(own.size(), static_cast<std::size_t>(length)))));
-      state.cached.reserve(static_cast<std::size_t>(length));
-      state.cached.assign(own.begin(), own.begin() + static_cast<std::ptrdiff_t>(known));
-      state.agreed = static_cast<std::int64_t>(known);
-    }
+    state.cached.reserve(static_cast<std::size_t>(state.limit));
+    enter(id, state);
     states_.emplace(id, std::move(state));
   }
 
@@ -107,7 +98,7 @@ class ModelDrafter final : public Drafter {
  private:
   struct State {
     bool has_room = false;
-    std::int64_t reserved = 0;     // positions
+    std::int64_t limit = 0;        // positions
     std::vector<TokenId> context;  // the sequence in the draft model's tokens
     std::int64_t translated = 0;   // of the target's tokens, how many are in there
     std::vector<TokenId> cached;   // tokens whose K/V are in the cache
@@ -118,6 +109,18 @@ class ModelDrafter final : public Drafter {
     State* state = nullptr;
     std::int64_t row = 0;
   };
+
+  // Into the cache, where there is room for what is known; the rest is set aside draft by draft.
+  void enter(SequenceId id, State& state) {
+    const std::int64_t length = std::min(std::ssize(state.context), state.limit);
+    state.has_room = runner_.cache().size() < max_batch_size_ && runner_.cache().can_add(length);
+    if (!state.has_room) return;
+    const auto own =
+        std::span<const TokenId>(state.context).first(static_cast<std::size_t>(length));
+    const std::int64_t known = runner_.cache().add(id, length, own);
+    state.cached.assign(own.begin(), own.begin() + static_cast<std::ptrdiff_t>(known));
+    state.agreed = known;
+  }
 
   void open(const DraftRequest& request, DraftTree& tree) {
     const auto found = states_.find(request.id);
@@ -131,8 +134,11 @@ class ModelDrafter final : public Drafter {
     const auto length = static_cast<std::int64_t>(state.context.size());
     // Drafting `steps` tokens runs positions up to length + steps - 2.
     const std::int64_t steps =
-        std::min({request.max_nodes, request.max_depth, state.reserved - length});
-    if (!state.has_room || length == 0 || steps <= 0) return;
+        std::min({request.max_nodes, request.max_depth, state.limit - length});
+    if (length == 0 || steps <= 0) return;
+    // Where the pool has no room there is no draft, this time.
+    if (!state.has_room) enter(request.id, state);
+    if (!state.has_room || !runner_.cache().reserve(request.id, length + steps - 1)) return;
     // Keep what agrees with the sequence; its last token is always run again for its logits.
     const std::int64_t most = std::min(static_cast<std::int64_t>(state.cached.size()), length - 1);
     std::int64_t same = std::min(state.agreed, most);

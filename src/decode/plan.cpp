@@ -6,6 +6,24 @@
 namespace specrt {
 namespace {
 
+// Every prompt gets the same share of the rows, or what it still needs where that is less; what is
+// left over goes to those that came first. So a long prompt holds up no short one behind it.
+void share_prefill(const std::vector<SequenceState>& states, std::int64_t rows, Plan& plan) {
+  std::vector<std::size_t> open;
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    if (states[i].prompt_left > 0) open.push_back(i);
+  }
+  while (!open.empty() && rows > 0) {
+    const std::int64_t share = std::max<std::int64_t>(1, rows / std::ssize(open));
+    for (const std::size_t i : open) {
+      const std::int64_t more = std::min({share, states[i].prompt_left - plan[i].tokens, rows});
+      plan[i].tokens += more;
+      rows -= more;
+    }
+    std::erase_if(open, [&](std::size_t i) { return plan[i].tokens == states[i].prompt_left; });
+  }
+}
+
 // `limit` says how many draft nodes a sequence takes of those that it may have.
 template <typename Limit>
 Plan plan_up_to(const Decoder& decoder, std::int64_t num_speculative_tokens, const Limit& limit) {
@@ -38,11 +56,7 @@ Plan plan_up_to(const Decoder& decoder, std::int64_t num_speculative_tokens, con
     plan.back().tokens = limit(state.id, nodes);
     rows -= plan.back().tokens;
   }
-  for (std::size_t i = 0; i < states.size(); ++i) {
-    if (states[i].prompt_left == 0) continue;
-    plan[i].tokens = std::min(rows, states[i].prompt_left);
-    rows -= plan[i].tokens;
-  }
+  share_prefill(states, rows, plan);
   std::size_t at = 0;
   std::erase_if(
       plan, [&](const PlanItem& item) { return states[at++].prompt_left > 0 && item.tokens == 0; });

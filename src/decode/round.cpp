@@ -69,7 +69,8 @@ void Decoder::Impl::check_plan(const Plan& plan) const {
           expected_got("plan", "tokens of at least 0", std::to_string(item.tokens)));
     }
     const Sequence& s = *found->second;
-    rows += s.prefilling() ? std::min(item.tokens, s.prompt_tokens - s.processed) : 1 + item.tokens;
+    rows +=
+        s.prefilling() ? std::min(item.tokens, s.prefill_tokens - s.processed) : 1 + item.tokens;
   }
   if (rows > runner.max_rows()) {
     throw InvalidArgument(
@@ -136,7 +137,7 @@ void Decoder::Impl::propose() {
 
 void Decoder::Impl::lay_out(Sequence& s) {
   if (s.prefilling()) {
-    const std::int64_t count = std::min(s.planned, s.prompt_tokens - s.processed);
+    const std::int64_t count = std::min(s.planned, s.prefill_tokens - s.processed);
     if (count == 0) {
       s.in_pass = false;
       return;
@@ -146,7 +147,8 @@ void Decoder::Impl::lay_out(Sequence& s) {
     s.planned = count;
     s.prompt_rows = count;
     s.root_row = runner.rows() - 1;
-    s.wants_choice = s.processed + count == s.prompt_tokens;
+    // Behind a preemption the last token has been chosen before.
+    s.wants_choice = s.processed + count == s.length();
   } else {
     s.root_row = runner.add_committed(s.id, std::span(s.tokens).last(1));
     s.planned = 1;
@@ -166,6 +168,13 @@ void Decoder::begin_round(const Plan& plan) {
   if (d.round_open)
     throw InvalidArgument("[begin_round] expected finish_round first, got an open round");
   d.check_plan(plan);
+  if (const auto id = d.reserve(plan)) {
+    const std::int64_t size = d.runner.cache().layout().block_size;
+    throw CapacityError(
+        expected_got("kv cache", "blocks for what sequence " + std::to_string(*id) + " may commit",
+                     std::to_string(d.runner.cache().available_blocks()) + " blocks of " +
+                         std::to_string(size) + " tokens free: preempt a sequence"));
+  }
   d.gone.clear();
   d.progress.clear();
   for (const auto& s : d.live) {

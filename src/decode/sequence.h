@@ -20,14 +20,17 @@ struct Sequence {
   std::shared_ptr<Drafter> drafter;
   std::vector<TokenId> tokens;  // prompt and generated
   std::int64_t prompt_tokens = 0;
-  std::int64_t processed = 0;   // prompt tokens with K/V in the cache
-  std::int64_t max_length = 0;  // of tokens
+  std::int64_t prefill_tokens = 0;  // to process before it decodes: the prompt, or, after a
+                                    // preemption, all tokens but the last
+  std::int64_t processed = 0;       // of these, with K/V in the cache
+  std::int64_t max_length = 0;      // of tokens
   SequenceCounters counters;
   double step_cost = 0.0;  // Drafter::step_cost of its drafter
   Brake brake;
   LogitsState state;  // history, penalties, masks
   std::vector<TokenLogprobs> prompt_logprobs;
   bool prompt_told = false;
+  bool drafter_kept = false;           // while preempted: its drafter holds something of it
   std::vector<const float*> features;  // what its drafter reads of the target; see Runner::captured
 
   // This round.
@@ -53,7 +56,7 @@ struct Sequence {
   Finish finish = Finish::none;
   std::string error;
 
-  bool prefilling() const { return processed < prompt_tokens; }
+  bool prefilling() const { return processed < prefill_tokens; }
   std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
   std::int64_t tokens_left() const { return max_length - length(); }
   bool is_stop(TokenId token) const;
@@ -72,7 +75,9 @@ struct Sequence {
   bool wants_best_only() const {
     return params.greedy() && params.logprobs < 0 && !wants_prompt_logprobs() && state.neutral();
   }
-  bool wants_prompt_logprobs() const { return params.prompt_logprobs >= 0 && prefilling(); }
+  bool wants_prompt_logprobs() const {
+    return params.prompt_logprobs >= 0 && !prompt_told && prefilling();
+  }
 };
 
 /// Counts a decoding round that emitted `emitted` tokens; `sign` -1 takes it back.

@@ -72,6 +72,12 @@ class SuffixDrafter final : public Drafter {
     own.append(tokens.subspan(own.open_text().size()));
   }
 
+  // It holds no place in a pool, and knows where the response begins.
+  bool suspend(SequenceId id) override {
+    find(id);
+    return true;
+  }
+
   void release(SequenceId id) override {
     const Sequence& gone = find(id);
     if (options_.cache != nullptr) options_.cache->add(gone.own.open_text().subspan(gone.prompt));

@@ -222,8 +222,10 @@ tiny::Planner planner(std::uint64_t seed, std::shared_ptr<Nodes> asked) {
 }
 
 specrt::DecoderOptions options(const specrt::Model& model, int sequences, int block_size,
-                               int threads, std::int64_t rows) {
-  specrt::DecoderOptions out = tiny::options_for(model, sequences, kLongest, block_size);
+                               int threads, std::int64_t rows, int pool = 0) {
+  specrt::DecoderOptions out =
+      tiny::options_for(model, pool > 0 ? pool : sequences, kLongest, block_size);
+  out.max_batch_size = sequences;
   out.threads = threads;
   out.max_rows = static_cast<int>(rows);
   return out;
@@ -276,13 +278,18 @@ TEST(fuzz_batches_every_request_is_as_if_alone) {
   }
   const int batches = tiny::kThinned ? 3 : 24;
   std::int64_t coupled_accepted = 0;
+  std::int64_t preemptions = 0;
   for (int batch = 0; batch < batches; ++batch) {
     std::mt19937_64 random(mixed(static_cast<std::uint64_t>(batch) + 5));
     const auto asked = std::make_shared<Nodes>();
     const auto shared = draft_model();
-    specrt::Decoder decoder(model, options(model, 1 + static_cast<int>(random() % kMostSequences),
-                                           4 << random() % 3, 1 + static_cast<int>(random() % 3),
-                                           static_cast<std::int64_t>(8 + random() % 56)));
+    const int sequences = 1 + static_cast<int>(random() % kMostSequences);
+    // Every other batch in a pool that has not room for all to their ends.
+    const std::uint64_t preempt = batch % 2 == 0 ? 0 : 1 + random() % 1000;
+    specrt::Decoder decoder(
+        model, options(model, sequences, 4 << random() % 3, 1 + static_cast<int>(random() % 3),
+                       static_cast<std::int64_t>(8 + random() % 56),
+                       preempt == 0 ? 0 : 1 + sequences / 4));
     std::vector<Request> requests;
     std::vector<std::size_t> which;
     for (std::size_t i = 0; i < 16; ++i) {
@@ -290,11 +297,12 @@ TEST(fuzz_batches_every_request_is_as_if_alone) {
       requests.push_back(prepared(all[which.back()], asked, shared));
       requests.back().arrival = static_cast<int>(random() % 20);
     }
-    const std::vector<Output> outputs =
-        tiny::run(decoder, requests, planner(static_cast<std::uint64_t>(batch) + 1, asked));
+    const std::vector<Output> outputs = tiny::run(
+        decoder, requests, planner(static_cast<std::uint64_t>(batch) + 1, asked), preempt);
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       const Output& expected = alone[which[i]];
       CHECK_EQ(tiny::difference(outputs[i], expected), std::string());
+      preemptions += outputs[i].counters.preemptions;
       if (requests[i].params.verification == Verification::coupled) {
         coupled_accepted += outputs[i].counters.accepted;
         continue;
@@ -304,4 +312,5 @@ TEST(fuzz_batches_every_request_is_as_if_alone) {
     }
   }
   CHECK(coupled_accepted > batches);
+  CHECK(preemptions > batches);
 }

@@ -79,6 +79,8 @@ class World {
   std::int64_t forked() const { return forked_; }
   std::int64_t committed() const { return committed_; }
   std::int64_t hits() const { return hits_; }
+  std::int64_t reserved() const { return reserved_; }
+  std::int64_t refused_reserves() const { return short_; }
 
  private:
   struct Text {
@@ -117,7 +119,8 @@ class World {
     if (dice < 10) return extend();
     if (dice < 14) return commit();
     if (dice < 15) return guess();
-    if (dice < 18) return truncate();
+    if (dice < 17) return truncate();
+    if (dice < 18) return reserve();
     remove();
   }
 
@@ -159,6 +162,18 @@ class World {
     while (std::ssize(text.values) < known) append(text);
     texts_[id] = text;
     hits_ += known > 0 ? 1 : 0;
+  }
+
+  void reserve() {
+    const SequenceId id = any();
+    const std::int64_t wanted = below(40);
+    bool fine = false;
+    CHECK(attempt([&] { fine = cache_.reserve(id, wanted); }));
+    Text& text = texts_[id];
+    CHECK(fine || wanted > std::max(text.reserved, std::ssize(text.values)));
+    if (fine) text.reserved = std::max(text.reserved, wanted);
+    reserved_ += fine ? 1 : 0;
+    short_ += fine ? 0 : 1;
   }
 
   void fork() {
@@ -343,6 +358,8 @@ class World {
   std::int64_t forked_ = 0;
   std::int64_t committed_ = 0;
   std::int64_t hits_ = 0;
+  std::int64_t reserved_ = 0;
+  std::int64_t short_ = 0;
 };
 
 }  // namespace
@@ -355,6 +372,8 @@ TEST(kv_cache_random_operations) {
     std::int64_t forked = 0;
     std::int64_t committed = 0;
     std::int64_t hits = 0;
+    std::int64_t reserved = 0;
+    std::int64_t lacking = 0;
     for (const std::int64_t block_size : {1, 3, 4, 16}) {
       const std::int64_t blocks = 60 / block_size + 2;
       const std::vector<Setting> settings{
@@ -373,6 +392,8 @@ TEST(kv_cache_random_operations) {
             forked += world.forked();
             committed += world.committed();
             hits += world.hits();
+            reserved += world.reserved();
+            lacking += world.refused_reserves();
           } catch (const std::exception& error) {
             check::fail(__FILE__, __LINE__,
                         "block size " + std::to_string(block_size) + ", groups " +
@@ -384,6 +405,7 @@ TEST(kv_cache_random_operations) {
       }
     }
     CHECK(refused > enough && forked > enough && committed > enough);
+    CHECK(reserved > enough && lacking > enough);
     CHECK(reuse ? hits > enough : hits == 0);
   }
 }

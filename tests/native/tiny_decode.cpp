@@ -272,8 +272,60 @@ void take(const specrt::Progress& progress, const Request& request, Output& out)
 
 }  // namespace
 
+namespace {
+
+/// Preempts sequences of a decoder and resumes them, the one that came first before others.
+class Preempter {
+ public:
+  Preempter(Decoder& decoder, std::uint64_t seed) : decoder_(decoder), random_(seed) {}
+
+  void before_round() {
+    if (random_() % 8 == 0) preempt_last();
+    while (!out_.empty() && random_() % 4 != 0) {
+      const SequenceId id = *out_.begin();
+      const auto reserve = static_cast<std::int64_t>(random_() % 5);
+      if (!decoder_.can_resume(id, reserve)) {
+        if (decoder_.sequences().empty()) check::fail(__FILE__, __LINE__, "nobody can run");
+        break;
+      }
+      decoder_.resume(id, reserve);
+      out_.erase(id);
+    }
+  }
+  Plan fitted(Plan plan) {
+    while (decoder_.reserve(plan).has_value()) {
+      CHECK(decoder_.sequences().size() > 1);
+      CHECK_THROWS(decoder_.begin_round(plan), specrt::CapacityError, "preempt a sequence");
+      const SequenceId last = preempt_last();
+      std::erase_if(plan, [&](const specrt::PlanItem& item) { return item.id == last; });
+    }
+    return plan;
+  }
+
+ private:
+  SequenceId preempt_last() {
+    SequenceId last = -1;
+    for (const specrt::SequenceState& state : decoder_.sequences()) {
+      last = std::max(last, state.id);
+    }
+    if (last < 0) return last;
+    decoder_.preempt(last);
+    CHECK_THROWS(decoder_.preempt(last), specrt::InvalidArgument, "running sequence");
+    out_.insert(last);
+    return last;
+  }
+
+  Decoder& decoder_;
+  std::mt19937_64 random_;
+  std::set<SequenceId> out_;
+};
+
+}  // namespace
+
 std::vector<Output> run(Decoder& decoder, const std::vector<Request>& requests,
-                        const Planner& planner) {
+                        const Planner& planner, std::uint64_t preempt) {
+  Preempter preempter(decoder, preempt);
+  const std::int64_t reserve = preempt != 0 ? static_cast<std::int64_t>(preempt % 6) : -1;
   const std::int64_t free_before = decoder.free_kv_tokens();
   const bool was_idle = decoder.idle();
   std::vector<Output> outputs(requests.size());
@@ -285,16 +337,19 @@ std::vector<Output> run(Decoder& decoder, const std::vector<Request>& requests,
     for (std::size_t i = 0; i < requests.size(); ++i) {
       const Request& request = requests[i];
       if (added[i] || request.arrival > round ||
-          !decoder.can_add(std::ssize(request.prompt), request.params.max_tokens)) {
+          !decoder.can_add(std::ssize(request.prompt), request.params.max_tokens, reserve)) {
         continue;
       }
-      outputs[i].id =
-          decoder.add(request.prompt, request.params, request.drafter,
-                      request.constraint != nullptr ? request.constraint->fork() : nullptr);
+      outputs[i].id = decoder.add(
+          request.prompt, request.params, request.drafter,
+          request.constraint != nullptr ? request.constraint->fork() : nullptr, reserve);
       index.emplace(outputs[i].id, i);
       added[i] = true;
     }
-    for (const specrt::Progress& progress : decoder.round(planner(decoder, round))) {
+    if (preempt != 0) preempter.before_round();
+    Plan plan = planner(decoder, round);
+    if (preempt != 0) plan = preempter.fitted(std::move(plan));
+    for (const specrt::Progress& progress : decoder.round(plan)) {
       const auto found = index.find(progress.id);
       if (found == index.end()) continue;
       take(progress, requests[found->second], outputs[found->second]);

@@ -101,8 +101,10 @@ specrt::DecoderOptions options_for(const specrt::Model& model, int sequences, st
 
 /// Runs all requests to their end in one decoder. Checks on the way what holds for every run:
 /// the counters add up and the pool is as free afterwards as it was before.
+/// With `preempt`, requests come in on room for few tokens, and give their blocks to others where
+/// there are too few, or just so.
 std::vector<Output> run(specrt::Decoder& decoder, const std::vector<Request>& requests,
-                        const Planner& planner);
+                        const Planner& planner, std::uint64_t preempt = 0);
 Output run_alone(const specrt::Model& model, const specrt::DecoderOptions& options,
                  const Request& request, const Planner& planner);
 

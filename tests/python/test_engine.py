@@ -218,7 +218,9 @@ def test_stream_joined_is_generate(engine: Engine, params: SamplingParams) -> No
     assert fingerprint(output) == fingerprint(expected)
     assert "".join(one.text for one in increments) == expected.text
     assert [token for one in increments for token in one.token_ids] == expected.token_ids
-    assert all(one.text or one.token_ids for one in increments)
+    assert all(one.text or one.token_ids for one in increments[:-1])
+    ends = [one.finish_reason for one in increments]
+    assert ends == [""] * (len(ends) - 1) + [output.outputs[0].finish_reason]
     # The same rounds, drafts and acceptances as in a batch.
     for name in ("rounds", "drafted_tokens", "accepted_tokens", "truncated_rounds"):
         assert getattr(output.metrics, name) == getattr(expected.metrics, name)

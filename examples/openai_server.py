@@ -1,0 +1,181 @@
+"""An OpenAI-compatible server: completions and chat, streamed or not, over one engine.
+
+    pip install 'specrt[server]'
+    python examples/openai_server.py HuggingFaceTB/SmolLM2-135M-Instruct --drafter ngram
+
+Parameters are OpenAI's and those of `specrt.SamplingParams`; one that is neither is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import fields, replace
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+import specrt
+
+Json = dict[str, Any]
+Steps = list[dict[int, specrt.Logprob]]
+SAME = {one.name for one in fields(specrt.SamplingParams)} - {"logprobs", "structured_outputs"}
+NOT_SAMPLING = {"model", "messages", "prompt", "stream", "stream_options", "priority", "user"}
+WRONG_REQUEST = (ValueError, KeyError, TypeError, specrt.CapacityError, specrt.UnsupportedError)
+
+
+def sampling_params(body: Json, engine: specrt.Engine, chat: bool) -> specrt.SamplingParams:
+    given = {key: body[key] for key in body.keys() - NOT_SAMPLING if body[key] is not None}
+    wanted: Json = {"max_tokens": engine.max_model_len if chat else 16}
+    wanted |= {key: given.pop(key) for key in SAME & given.keys()}
+    wanted["max_tokens"] = given.pop("max_completion_tokens", wanted["max_tokens"])
+    if "logit_bias" in wanted:  # JSON has no integer keys
+        wanted["logit_bias"] = {int(key): value for key, value in wanted["logit_bias"].items()}
+    asked, most = given.pop("logprobs", False), given.pop("top_logprobs", 0)
+    if asked is not False:
+        wanted["logprobs"] = most if chat else asked
+    form = given.pop("response_format", {"type": "text"})
+    if form["type"] != "text":
+        schema = {"type": "object"} if form["type"] == "json_object" else None
+        schema = schema or form["json_schema"]["schema"]
+        wanted["structured_outputs"] = specrt.StructuredOutputs(json=schema)
+    if given:
+        raise specrt.InvalidArgumentError(f"[body] expected known parameters, got {given}")
+    return replace(engine.default_sampling_params, **wanted)
+
+
+def chat_logprobs(steps: Steps, most: int) -> Json:
+    def entry(one: specrt.Logprob) -> Json:
+        whole = "\ufffd" not in one.decoded_token  # else it is a part of a character
+        spelt = list(one.decoded_token.encode()) if whole else None
+        return {"token": one.decoded_token, "logprob": one.logprob, "bytes": spelt}
+
+    def best(step: dict[int, specrt.Logprob]) -> list[Json]:
+        return [entry(one) for one in sorted(step.values(), key=lambda one: one.rank)[:most]]
+
+    return {"content": [{**entry(next(iter(s.values()))), "top_logprobs": best(s)} for s in steps]}
+
+
+def text_logprobs(steps: Steps) -> Json:
+    chosen = [next(iter(step.values())) for step in steps]
+    return {
+        "tokens": [one.decoded_token for one in chosen],
+        "token_logprobs": [one.logprob for one in chosen],
+        "top_logprobs": [{o.decoded_token: o.logprob for o in step.values()} for step in steps],
+    }
+
+
+def usage(outputs: list[specrt.RequestOutput]) -> Json:
+    prompt = sum(len(one.prompt_token_ids) for one in outputs)
+    made = sum(len(one.token_ids) for output in outputs for one in output.outputs)
+    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+
+
+def failure(error: Exception) -> Json:
+    return {"error": {"message": str(error), "type": type(error).__name__}}
+
+
+def build(engine: specrt.Engine) -> FastAPI:
+    app = FastAPI(title="specrt")
+
+    def start(body: Json, params: specrt.SamplingParams, chat: bool) -> list[specrt.RequestHandle]:
+        priority = body.get("priority", 0)
+        if chat:
+            return [engine.chat_submit(body["messages"], params, priority=priority)]
+        prompt = body["prompt"]
+        several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+        return [
+            engine.submit(p, params, priority=priority) for p in (prompt if several else [prompt])
+        ]
+
+    async def answer(request: Request, chat: bool) -> Response:
+        body = await request.json()
+        if body.get("model") != engine.name:
+            wrong = KeyError(f"this server runs {engine.name!r}, not {body.get('model')!r}")
+            return JSONResponse(failure(wrong), status_code=404)
+        params = sampling_params(body, engine, chat)
+        handles = start(body, params, chat)
+        head: Json = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": engine.name}
+        head["object"] = "chat.completion" if chat else "text_completion"
+
+        def choice(row: int, one: specrt.Increment | specrt.Completion, key: str) -> Json:
+            text: Any = {"role": "assistant", "content": one.text} if chat else one.text
+            made = {"index": row * params.n + one.index, key: text, "logprobs": None}
+            if one.logprobs is not None:
+                most = params.logprobs or 0
+                told = chat_logprobs(one.logprobs, most) if chat else text_logprobs(one.logprobs)
+                made["logprobs"] = told
+            return {**made, "finish_reason": one.finish_reason or None}
+
+        async def events() -> AsyncIterator[str]:
+            chunk = {**head, "object": "chat.completion.chunk"} if chat else head
+            key = "delta" if chat else "text"
+            try:
+                for row, handle in enumerate(handles):
+                    async for one in handle:
+                        yield event({**chunk, "choices": [choice(row, one, key)]})
+                if (body.get("stream_options") or {}).get("include_usage"):
+                    total = usage([await handle for handle in handles])
+                    yield event({**chunk, "choices": [], "usage": total})
+            except specrt.SpecrtError as error:
+                yield event(failure(error))
+            finally:  # whoever has hung up needs no more of it
+                for handle in handles:
+                    handle.cancel()
+            yield "data: [DONE]\n\n"
+
+        if body.get("stream"):
+            return StreamingResponse(events(), media_type="text/event-stream")
+        outputs = [await handle for handle in handles]
+        key = "message" if chat else "text"
+        choices = [choice(row, c, key) for row, out in enumerate(outputs) for c in out.outputs]
+        return JSONResponse({**head, "choices": choices, "usage": usage(outputs)})
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await answer(request, chat=False)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return await answer(request, chat=True)
+
+    @app.get("/v1/models")
+    async def models() -> Json:
+        own = {"id": engine.name, "object": "model", "created": 0, "owned_by": "specrt"}
+        return {"object": "list", "data": [own]}
+
+    async def failed(_: Request, error: Exception) -> JSONResponse:
+        full = isinstance(error, specrt.QueueFullError)
+        status = 429 if full else 400 if isinstance(error, WRONG_REQUEST) else 500
+        return JSONResponse(failure(error), status_code=status)
+
+    for kind in (specrt.SpecrtError, *WRONG_REQUEST):
+        app.exception_handler(kind)(failed)
+    return app
+
+
+def event(data: Json) -> str:
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="An OpenAI-compatible server.")
+    parser.add_argument("model", help="a folder, hub id or .gguf file")
+    parser.add_argument("--drafter", help='"ngram", "suffix", or a smaller model')
+    parser.add_argument("--max-batch-size", type=int, default=32)
+    parser.add_argument("--max-queued-requests", type=int)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    args = vars(parser.parse_args())
+    where = {"host": args.pop("host"), "port": args.pop("port")}
+    with specrt.Engine(args.pop("model"), args.pop("drafter"), **args) as engine:
+        uvicorn.run(build(engine), **where)
+
+
+if __name__ == "__main__":
+    main()

@@ -89,8 +89,8 @@ void Decoder::Impl::leave(Sequence& s) noexcept {
 
 bool Decoder::can_resume(SequenceId id, std::int64_t reserve) const {
   Impl& d = *impl_;
-  return std::ssize(d.live) < d.options.max_batch_size &&
-         d.runner.cache().can_add(d.positions_at_first(**d.find_preempted(id), reserve));
+  const std::int64_t positions = d.positions_at_first(**d.find_preempted(id), reserve);
+  return std::ssize(d.live) < d.options.max_batch_size && d.runner.cache().can_add(positions);
 }
 
 void Decoder::resume(SequenceId id, std::int64_t reserve) {

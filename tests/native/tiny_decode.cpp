@@ -5,6 +5,7 @@
 #include <random>
 
 #include "check.h"
+#include "specrt/error.h"
 
 namespace tiny {
 

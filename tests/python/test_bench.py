@@ -13,6 +13,7 @@ import pytest
 from helpers import greedy
 from typer.testing import CliRunner
 
+import specrt
 from specrt import Engine, InvalidArgumentError, LoadError, SpecrtError
 from specrt.bench import Totals, builtin_prompts, kernels, stats
 from specrt.bench.app import app
@@ -196,6 +197,23 @@ def test_sweep_of_drafters(tmp_path: Path, l2: Path) -> None:
     assert "γ=4" in output
 
 
+@pytest.mark.skipif(not hasattr(specrt.drafters, "Synthetic"), reason="no synthetic acceptance")
+def test_sweep_of_acceptance_rates(tmp_path: Path) -> None:
+    arguments = ["--random", "tiny", "--alpha", 0.0, "--alpha", 0.6, "--alpha", 1.0, "--gamma", 3]
+    arguments += ["--rounds", 1500, "--max-tokens", 256, "--repeats", 1, "--threads", 1]
+    found, output = bench(tmp_path, "sweep", *arguments)
+    none, some, full = found["rows"]
+    assert none["acceptance_length"] == none["tau_theory"] == 1
+    assert full["acceptance_length"] == full["tau_theory"] == 4
+    # The standard error of 1500 rounds is 1.3 % here.
+    assert some["acceptance_length"] == pytest.approx(tau_of(0.6, 3), rel=0.06)
+    assert some["alpha"] == pytest.approx(0.6, abs=0.05)
+    for row in found["rows"]:
+        assert row["same_text"] is None
+        assert row["speedup_by_tau"] == row["vs_plain"]["median"] / row["acceptance_length"]
+    assert "not the model's text" in output
+
+
 def test_theory() -> None:
     assert tau_of(0.0, 5) == 1
     assert tau_of(1.0, 5) == 6
@@ -290,13 +308,13 @@ def test_native_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_memory(tmp_path: Path, l2: Path) -> None:
     arguments = ["--drafter", "ngram", "--drafter", "self-int4", "--dtype", "float32"]
-    arguments += ["--dtype", "int8", "--max-model-len", 128, "--max-batch-size", 2, "--load"]
+    arguments += ["--dtype", "int4", "--max-model-len", 128, "--max-batch-size", 2, "--load"]
     found, output = bench(tmp_path, "memory", l2, *arguments)
     assert [(row["dtype"], row["drafter"]) for row in found["rows"]] == [
-        (dtype, drafter)
-        for dtype in ("float32", "int8")
-        for drafter in ("none", "ngram", "self-int4")
+        *(("float32", "none"), ("float32", "ngram"), ("float32", "self-int4")),
+        *(("int4", "none"), ("int4", "ngram")),
     ]
+    assert "int4, self-int4: [self draft] expected" in output  # no coarser than the target
     for row in found["rows"]:
         assert set(row) == {
             *("dtype", "drafter", "target_weights", "target_kv_cache", "target_workspace"),

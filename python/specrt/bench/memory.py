@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..engine import Engine
+from ..errors import InvalidArgumentError
 from ..planning import MemoryPlan, plan
 from ..system import available_memory
 from .plots import Plot
@@ -36,10 +37,18 @@ def measure(
     """Plans for each precision and drafter, from headers alone; with `load` also what was taken."""
     rows: list[dict[str, Any]] = []
     shown = []
+    room = available_memory()
+    notes = [] if room is None else [f"{_mb(room)} are available here"]
     for dtype in dtypes:
         for name in ("none", *drafters):
             drafter = None if name == "none" else parse_drafter(name)
-            planned = plan(model, drafter, dtype=dtype, **options)
+            try:
+                planned = plan(model, drafter, dtype=dtype, **options)
+            except InvalidArgumentError as error:
+                if drafter is None:
+                    raise
+                notes.append(f"{dtype}, {name}: {error}")  # a self-draft no coarser, say
+                continue
             taken: MemoryPlan | None = None
             if load:
                 with Engine(model, drafter, dtype=dtype, **options) as engine:
@@ -57,7 +66,6 @@ def measure(
             shown.append(_cells(dtype, name, planned, taken))
     columns = ["dtype", "drafter", "weights", "KV cache", "workspace", "drafter's weights"]
     columns += ["KV cache", "rest", "total", "tokens in cache"] + (["taken"] if load else [])
-    room = available_memory()
     return Report(
         benchmark="memory",
         target={"model": model, "dtype": None, "cpu_isa": None, "threads": None},
@@ -65,7 +73,7 @@ def measure(
         rows=rows,
         heading=f"target  {model}",
         tables=[table(columns, shown, left=2)],
-        notes=[] if room is None else [f"{_mb(room)} are available here"],
+        notes=notes,
         plots=[
             Plot(
                 "Memory",

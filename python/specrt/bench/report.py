@@ -111,6 +111,7 @@ def table(
 ) -> Table:
     """A plain table whose first `left` columns are names and whose others are numbers."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    made.min_width = len(title or "")
     for place, column in enumerate(columns):
         made.add_column(column, justify="left" if place < left else "right", no_wrap=True)
     for row in rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,7 +72,7 @@ def measure(
         target={"model": model, "dtype": None, "cpu_isa": None, "threads": None},
         settings={"load": load, **options},
         rows=rows,
-        heading=f"target  {model}",
+        heading=f"target  {os.path.basename(model.rstrip('/'))}",
         tables=[table(columns, shown, left=2)],
         notes=notes,
         plots=[

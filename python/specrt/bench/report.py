@@ -90,11 +90,11 @@ def emit(report: Report, json_file: Path | None, plot: Path | None) -> None:
     """Prints the tables and writes the files."""
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     if report.heading:
-        console.print(report.heading, markup=False)
+        console.print(report.heading, markup=False, soft_wrap=True)
     for one in report.tables:
         console.print(one)
     for note in report.notes:
-        console.print(note, markup=False)
+        console.print(note, markup=False, soft_wrap=True)
     if json_file is not None:
         text = json.dumps(report.as_json(), indent=1, ensure_ascii=False, allow_nan=False)
         json_file.write_text(text + "\n", encoding="utf-8")

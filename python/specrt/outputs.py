@@ -98,8 +98,6 @@ class Metrics:
     """From submission to when it first ran."""
     inter_token_seconds: list[float] = field(default_factory=list)
     """Waits between the rounds that gave tokens: as many as such rounds, less one."""
-    preemptions: int = 0
-    """How often it gave its KV cache to others and was computed again."""
     by_source: InitVar[dict[str, SourceMetrics] | None] = None
 
     def __post_init__(self, by_source: dict[str, SourceMetrics] | None) -> None:
@@ -145,7 +143,6 @@ class Metrics:
         total: float = 0.0,
         queue: float = 0.0,
         gaps: Sequence[float] = (),
-        preemptions: int = 0,
     ) -> Metrics:
         """From the core's counters and the request's own clock, in seconds."""
         after_first = counters.tokens - 1
@@ -185,7 +182,6 @@ class Metrics:
             total_seconds=total,
             queue_seconds=queue,
             inter_token_seconds=list(gaps),
-            preemptions=preemptions,
             by_source={
                 one.source: SourceMetrics(
                     one.drafted, one.accepted, _ratio(one.accepted, one.drafted)

@@ -222,7 +222,6 @@ class Request:
                 total=last - self.arrived,
                 queue=(self.admitted or self.arrived) - self.arrived,
                 gaps=self.gaps,
-                preemptions=self.preemptions,
             )
         return Completion(
             index=self.index,

@@ -72,6 +72,7 @@ void Decoder::preempt(SequenceId id) {
   s.processed = 0;
   if (!s.prompt_told) s.prompt_logprobs.clear();
   ++s.counters.preemptions;
+  ++d.totals.counters.preemptions;
   d.by_id.erase(id);
   d.preempted.push_back(std::move(*at));
   d.live.erase(at);

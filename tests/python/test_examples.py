@@ -1,21 +1,15 @@
-"""The examples in Python do what they say, and the benchmark's prompts are there."""
+"""The examples in Python do what they say."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
-import subprocess
-import sys
-from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
-import pytest
 from helpers import assert_same, greedy
 
 import specrt
 from specrt import Engine
-from specrt.benchmark import Totals, builtin_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,55 +57,6 @@ def test_word_pairs(l2: Path) -> None:
         output = engine.generate([1, 2, 3] * 8, greedy(100))
     assert_same([output], [expected], "pairs")
     assert output.metrics.accepted_tokens > 10
-
-
-def test_prompts() -> None:
-    prompts = builtin_prompts()
-    kinds = ("chat", "code", "rewrite", "summarise", "answer")
-    assert Counter(one.kind for one in prompts) == dict.fromkeys(kinds, 8)
-    assert len({one.id for one in prompts}) == len({one.text for one in prompts}) == 40
-
-
-def test_lengths_of_prompts(demo_tokenizer: object) -> None:
-    lengths = [len(demo_tokenizer.encode(one.text)) for one in builtin_prompts()]
-    assert min(lengths) >= 50
-    assert max(lengths) <= 400
-
-
-def test_totals_add_up(l2: Path) -> None:
-    with Engine(l2, "ngram", threads=1, max_model_len=160) as engine:
-        outputs = engine.generate([[1, 2, 3] * 6, [7, 8] * 9], greedy(60))
-        nothing = engine.generate([5], greedy(0))
-    both = Totals.of(one.metrics for one in [*outputs, nothing])
-    assert both.tokens == 118 == both.accepted + both.rounds
-    assert both.drafted == sum(one.metrics.drafted_tokens for one in outputs)
-    one = Totals.of([outputs[0].metrics])
-    assert one.acceptance_length == pytest.approx(outputs[0].metrics.acceptance_length)
-    assert one.alpha == pytest.approx(outputs[0].metrics.alpha)
-    assert one.alpha_per_position == pytest.approx(outputs[0].metrics.alpha_per_position)
-    empty = Totals.of([])
-    assert empty.acceptance_rate == empty.tokens_per_second == empty.alpha == 0.0
-
-
-def test_comparing_drafters(tmp_path: Path, l2: Path) -> None:
-    file = tmp_path / "out.json"
-    command = [sys.executable, str(ROOT / "bench" / "drafters" / "compare.py")]
-    command += ["--model", str(l2), "--dtype", "float32", "--per-kind", "1", "--repeats", "1"]
-    command += ["--max-tokens", "8", "--threads", "1", "--json", str(file)]
-    command += ["--max-model-len", "2048", "--num-speculative-tokens", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(file.read_text())
-    names = {"ngram", "suffix", "merge", "self-int4", "self-w8a8", "self-layers"}
-    assert set(result["kinds"]) == {"chat", "code", "rewrite", "summarise", "answer", "all"}
-    for rows in result["kinds"].values():
-        assert set(rows) == names
-        assert rows["self-layers"]["drafted"] > 0
-        for row in rows.values():
-            assert len(row["alpha_per_position"]) <= 3
-            assert row["tokens"] == row["accepted"] + row["rounds"]
-            assert row["vs_plain"] > 0
-            assert len(row["vs_plain_by_prompt"]) in (1, 5)
 
 
 def test_the_readmes_drafter(l2: Path) -> None:

@@ -122,6 +122,27 @@ def test_a_stop_text_and_a_cancelled_request(counter: Path, tmp_path: Path) -> N
     assert to_html(trace)
 
 
+def test_preempted_requests(l2: Path, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    tight = {"kv_cache_bytes": 180_000, "max_model_len": 256, "block_size": 4, "threads": 1}
+    tight |= {"max_batch_size": 4, "max_num_batched_tokens": 24}
+    with Engine(l2, trace=path, **tight) as engine:
+        outputs = engine.generate([[1, 2], [3, 4], [5, 6], [7, 8]], greedy(200, ignore_eos=True))
+        metrics = engine.metrics()
+    trace = read_trace(path)
+    told = [one["request"] for one in trace.of("preempted")]
+    assert len(told) == metrics.preemptions == metrics.totals.preemptions > 0
+    for number, output in enumerate(outputs):
+        assert told.count(number) == output.metrics.preemptions
+        emitted = [one for share in shares_of(trace, number) for one in share["emitted"]]
+        assert emitted == output.token_ids
+        [with_prompt] = [
+            one for one in trace.of("admitted") if one["request"] == number and "prompt" in one
+        ]
+        assert with_prompt["prompt"] == output.prompt_token_ids
+    assert "preempted at" in to_html(trace)
+
+
 def test_tracing_without_a_tokenizer(make_bigram: Any, tmp_path: Path) -> None:
     import numpy as np
 

@@ -39,10 +39,11 @@ def decode(prompt: list[int], max_tokens: int, speculate: bool = False) -> dict[
 
 def rows(prompt: list[int], count: int, repeat: int) -> float:
     seconds = []
+    vocab = model.config.vocab_size
     with torch.inference_mode():
         cache = model(torch.tensor([prompt]), use_cache=True).past_key_values
         for turn in range(repeat):
-            ids = torch.tensor([[3 + (7919 * (turn + node)) % 40000 for node in range(count)]])
+            ids = torch.tensor([[(3 + 7919 * (turn + node)) % vocab for node in range(count)]])
             clock = Clock()
             model(ids, past_key_values=cache, use_cache=True)
             seconds.append(clock.seconds())

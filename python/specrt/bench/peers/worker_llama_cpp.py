@@ -61,7 +61,7 @@ def rows(prompt: list[int], count: int, repeat: int) -> float:
     length = len(prompt)
     seconds = []
     for turn in range(repeat):
-        tokens = [3 + (7919 * (turn + node)) % 40000 for node in range(count)]
+        tokens = [(3 + 7919 * (turn + node)) % model.n_vocab() for node in range(count)]
         clock = Clock()
         model.eval(tokens)
         seconds.append(clock.seconds())

@@ -1,4 +1,5 @@
-"""The same weights in every engine's format: prepare.py MODEL.gguf OUT
+"""The same weights in every engine's format: `specrt-bench compare MODEL.gguf --prepare OUT`, or
+prepare.py MODEL.gguf OUT in a Python that has the other engines.
 
 Writes OUT/{bf16,q8_0,q4_0}.gguf (by llama.cpp's own quantiser, so llama-cpp-python has to be
 importable) and the folder OUT/hf (by transformers). What is there already is kept.
@@ -32,7 +33,7 @@ def gguf(source: Path, out: Path) -> None:
         params.allow_requantize = True
         names = str(source).encode(), str(target).encode()
         if llama_cpp.llama_model_quantize(*names, ctypes.byref(params)):
-            raise SystemExit(f"llama.cpp could not write {target}")
+            raise OSError(f"llama.cpp could not write {target}")
         print(target)
 
 
@@ -58,14 +59,21 @@ def folder(source: Path, out: Path) -> None:
     print(target)
 
 
+def prepare(source: Path, out: Path) -> None:
+    """Raises OSError."""
+    source = source.resolve()
+    if source.suffix != ".gguf" or not source.is_file():
+        raise OSError(f"[prepare] expected a .gguf file, got {source}")
+    out.mkdir(parents=True, exist_ok=True)
+    gguf(source, out)
+    folder(source, out)
+
+
 def main() -> int:
     if len(sys.argv) != 3:
         print(__doc__, file=sys.stderr)
         return 2
-    source, out = Path(sys.argv[1]).resolve(), Path(sys.argv[2])
-    out.mkdir(parents=True, exist_ok=True)
-    gguf(source, out)
-    folder(source, out)
+    prepare(Path(sys.argv[1]), Path(sys.argv[2]))
     return 0
 
 

@@ -340,8 +340,7 @@ TEST(draft_model_with_a_window_meets_unknown_tokens) {
   }
 }
 
-// More sequences than it was made for: with too few places some of them go without drafts; with too
-// little memory they share what there is, draft by draft.
+// More sequences than it was made for: some of them wait for drafts until others have gone.
 TEST(draft_model_smaller_than_the_batch) {
   const tiny::Spec spec = tiny::small_spec(Precision::f32, 59);
   const Model model = tiny::random_model(spec);
@@ -364,7 +363,7 @@ TEST(draft_model_smaller_than_the_batch) {
       without += output.counters.drafted == 0 ? 1 : 0;
     }
     CHECK(drafted > 0);
-    CHECK(by_rows ? without > 0 : without < std::ssize(requests_for(spec.vocab)));
+    CHECK(without < std::ssize(requests_for(spec.vocab)));
   }
 }
 

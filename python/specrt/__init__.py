@@ -19,6 +19,7 @@ from .errors import (
 from .outputs import Completion, Increment, Logprob, Metrics, RequestOutput, SourceMetrics
 from .planning import MemoryPlan, plan
 from .sampling import SamplingParams
+from .speculation import Speculation
 from .structured import StructuredOutputs
 from .text import Tokenizer
 
@@ -40,6 +41,7 @@ __all__ = [
     "SamplingParams",
     "SourceMetrics",
     "SpecrtError",
+    "Speculation",
     "StructuredOutputs",
     "Tokenizer",
     "UnsupportedError",

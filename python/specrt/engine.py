@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from . import _core
-from .assembly import POLICIES, check_full_drafts, check_options, draft_tokens_of
+from .assembly import check_full_drafts, check_options, check_tree, draft_tokens_of
+from .costs import cache_folder, cost_model_of
 from .drafters import resolve
 from .errors import InvalidArgumentError, SpecrtError, UnsupportedError
 from .loaded import open_target
@@ -29,6 +30,7 @@ from .planning import (
 from .prompts import check_conversation, is_conversation, is_prompt
 from .request import Request, request_output
 from .sampling import SamplingParams
+from .speculation import Defaults, check_targets, synthetic_rates
 from .structured import Grammar
 
 if TYPE_CHECKING:
@@ -71,6 +73,11 @@ class Engine:
         num_speculative_tokens: int | None = None,
         verification: str = "coupled",
         policy: str = "brake",
+        target_tpot_seconds: float | None = None,
+        target_ttft_seconds: float | None = None,
+        synthetic_acceptance_rate: float | None = None,
+        synthetic_acceptance_rates: Sequence[float] | None = None,
+        cost_cache: bool | str | os.PathLike[str] | None = None,
         cpu_isa: str = "auto",
         enable_prefix_caching: bool = True,
         check_invariants: bool = False,
@@ -103,8 +110,30 @@ class Engine:
             little more of a sampled draft, and repeat only for the same drafter and settings. Or
             "typical", which is lossy: it accepts what the target finds likely enough (Medusa,
             arXiv 2401.10774); outputs then say `lossless=False`.
-        policy: "brake" (a request whose drafts fail drafts fewer tokens, then none but for a probe
-            now and then) or "fixed" (always `num_speculative_tokens`).
+        policy: how many tokens each request drafts in a round. "brake" (a request whose drafts fail
+            drafts fewer, then none but for a probe now and then), "goodput" (one choice over all
+            requests, of what yields the most tokens a second by costs measured on this machine;
+            with verifications whose texts depend on drafts, "brake"), "fixed" (always
+            `num_speculative_tokens`), "ema_tiers" (SGLang's adaptive steps: tiers by batch size,
+            moved by a mean of accepted drafts), "off" (none; requests may ask for another policy),
+            or "adasd", which is lossy (AdaSD, arXiv 2512.11280): it ends a draft behind a token of
+            high entropy, and accepts a token where the laws of draft model and target are near;
+            outputs then say `lossless=False`. It takes a draft model of the target's vocabulary,
+            or the target itself as drafter.
+        target_tpot_seconds: with policy "goodput": mean time per token after the first that no
+            request should exceed.
+        target_ttft_seconds: with policy "goodput": time to the first token that no request should
+            exceed, from when it is let in.
+        synthetic_acceptance_rate: in [0, 1]: accept each drafted token that is reached with this
+            probability, whatever the target says, to see what drafts of a given quality gain. The
+            text is not the target's, and outputs say `lossless=False`.
+        synthetic_acceptance_rates: the same by position, each of those that reached it; the last
+            one holds for what is deeper.
+        cost_cache: for policy "goodput", whose costs are measured at the start, in 2 seconds or 20
+            passes: a folder that keeps them by machine and model, or True for the user's cache.
+
+        Of these, `num_speculative_tokens`, `verification`, `policy` and the targets hold for
+        requests whose `SamplingParams.speculation` says nothing else.
         cpu_isa: "auto", or the instruction-set level to run: "amx", "avx512", "avx2", "scalar".
         enable_prefix_caching: keep the KV blocks of finished requests for prompts that begin
             alike, for as long as running requests leave room.
@@ -126,6 +155,11 @@ class Engine:
         check_positive(threads=threads, max_model_len=max_model_len)
         spec = resolve(drafter)
         draft_tokens = draft_tokens_of(spec, num_speculative_tokens)
+        rates = synthetic_rates(
+            synthetic_acceptance_rate, synthetic_acceptance_rates, spec is not None
+        )
+        check_targets(target_tpot_seconds, target_ttft_seconds, policy)
+        costs = cache_folder(cost_cache)
 
         self._lock = threading.RLock()
         self._closed = False
@@ -143,6 +177,19 @@ class Engine:
                 asked = Asked(num_speculative_tokens, max_model_len, max_batch_size, verification)
                 part = open_parts(spec, opened, asked)
                 draft_tokens = part.draft_tokens
+            self._speculation = Defaults(
+                policy=policy,
+                verification=verification,
+                draft_tokens=draft_tokens,
+                most_draft_tokens=part.most_draft_tokens if part is not None else None,
+                has_drafter=part is not None,
+                target_tpot_seconds=target_tpot_seconds,
+                target_ttft_seconds=target_ttft_seconds,
+                synthetic_acceptance_rates=rates,
+                tells_laws=part is not None and part.tells_laws,
+            )
+            self._speculation.core_options(None)
+            self._trees = part.trees if part is not None else []
             shape = part.shape if part is not None else None
             defaults = SamplingParams.from_generation_config(opened.generation)
             sizes = plan_sizes(
@@ -181,9 +228,15 @@ class Engine:
         self._drafter: OwnDrafter | None = (
             part.make(frame, self._decoder.memory.weights) if part is not None else None
         )
+        if policy == "goodput" and self._drafter is not None and draft_tokens > 0:
+            kind = {"name": opened.name, "dtype": opened.shape.dtype, "kv": kv_cache_dtype}
+            self._decoder.cost_model = cost_model_of(
+                self._decoder, self._drafter.measurable, draft_tokens, costs, kind
+            )
         self.verification: str = verification
         self.policy: str = policy
-        self._plan = POLICIES[policy]
+        self._plan = _core.plan_policies
+        self._sizes = sizes
         self._grammar: Grammar | None = None
         self._vocab_size = opened.shape.config.vocab_size
         self.num_speculative_tokens: int = draft_tokens
@@ -223,6 +276,12 @@ class Engine:
                 drafter_index=sum(one.other for one in others),
                 kv_cache_tokens=self._kv_cache_tokens,
             )
+
+    @property
+    def cost_model(self) -> _core.CostModel:
+        """What rounds cost in seconds, as policy "goodput" reckons now; printable."""
+        with self._lock:
+            return self._open_decoder().cost_model
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the packed target for `Engine(path)` and for C++'s `specrt::Model::map`.
@@ -408,12 +467,22 @@ class Engine:
         if params.stop_texts:
             self._need_tokenizer("stop")
         bad_words = self._bad_words(params.bad_words or ())
+        speculation = self._check_speculation(params)
         start = None
         if params.structured_outputs is not None:
-            if self.verification not in ("coupled", "rejection"):
+            verification = self._speculation.verification_of(params.speculation)
+            if verification not in ("coupled", "rejection"):
                 raise UnsupportedError(
                     f"[structured_outputs] expected verification='coupled' or 'rejection', "
-                    f"got {self.verification!r}"
+                    f"got {verification!r}"
+                )
+            if speculation["policy"] == "adasd":
+                raise UnsupportedError(
+                    "[structured_outputs] expected a policy other than 'adasd', got it"
+                )
+            if speculation["synthetic_acceptance_rates"]:
+                raise UnsupportedError(
+                    "[structured_outputs] expected an engine without synthetic acceptance, got one"
                 )
             start = self._need_grammar().compile(params.structured_outputs)
         seeded = params.with_seed()
@@ -423,7 +492,7 @@ class Engine:
                 eos_token_ids=self._eos,
                 sample_index=index,
                 bad_words=bad_words,
-                verification=self.verification,
+                **speculation,
             )
             if index == 0:
                 self._open_decoder().check(prompt, core_params)
@@ -437,10 +506,22 @@ class Engine:
                     index=index,
                     constraint=start if start is None or index == 0 else start.again(),
                     after=samples[0] if samples else None,
-                    lossless=self.verification != "typical",
+                    lossless=not core_params.lossy,
                 )
             )
         return samples
+
+    def _check_speculation(self, params: SamplingParams) -> dict[str, Any]:
+        """How a request drafts, as arguments of `to_core`. Raises where it cannot be."""
+        asked = params.speculation
+        options = self._speculation.core_options(asked)
+        if asked is not None and options["policy"] != "off":
+            verification: str = options["verification"]
+            for tree in self._trees:
+                check_tree(tree, verification)
+            if verification != "coupled":
+                check_full_drafts(self._sizes, options["num_speculative_tokens"], verification)
+        return options
 
     def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """Token sequences of forbidden texts, at the start of a word and inside one."""
@@ -574,7 +655,7 @@ class Engine:
                     constraint = _core.make_python_constraint(entering.constraint)
                 try:
                     drafter = None
-                    if self._drafter is not None and self.num_speculative_tokens > 0:
+                    if self._drafter is not None and entering.core_params.drafts:
                         drafter = self._drafter.for_request()
                     entering.id = decoder.add(
                         entering.prompt, entering.core_params, drafter, constraint

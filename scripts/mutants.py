@@ -69,7 +69,8 @@ MUTANTS = [
     Mutant(
         "costs_believe_outliers",
         "src/decode/cost_model.cpp",
-        "return std::clamp(std::log(seconds / expected), -CostModel::kMostSeen, CostModel::kMostSeen);",
+        "return std::clamp(std::log(seconds / expected), -CostModel::kMostSeen, "
+        "CostModel::kMostSeen);",
         "return std::log(seconds / expected);",
         "cost_model",
     ),

@@ -13,9 +13,16 @@ void bind_planner(py::module_& module) {
       .def("pass_seconds", &CostModel::pass_seconds, py::arg("rows"), py::arg("sequences") = 1,
            py::arg("context") = 0,
            "A pass of so many rows of so many sequences with so many tokens of context in all.")
-      .def("draft_seconds", &CostModel::draft_seconds, py::arg("drafter"),
-           py::arg("step_share") = 0.0, py::arg("steps"), py::arg("sequences") = 1,
-           "Drafting so many tokens of depth for so many sequences.")
+      .def(
+          "draft_seconds",
+          [](const CostModel& model, const std::string& drafter, std::int64_t steps,
+             std::int64_t sequences, double step_share) {
+            return model.draft_seconds(drafter, step_share, steps, sequences);
+          },
+          py::arg("drafter"), py::arg("steps"), py::arg("sequences") = 1,
+          py::arg("step_share") = 0.0,
+          "Drafting so many tokens of depth for so many sequences; step_share stands in for a\n"
+          "drafter of which nothing is known.")
       .def_property_readonly("measured", &CostModel::measured,
                              "False: a guess, right up to what passes have shown since.")
       .def_property_readonly("table", &CostModel::table, "(rows, seconds), up to `scale`.")

@@ -168,8 +168,8 @@ class Suffix:
 class Synthetic:
     """Drafts the last token over and over, at no cost.
 
-    For `Engine(synthetic_acceptance_rate=...)`, where it does not matter what is drafted: what comes
-    out shows what drafts of that quality would gain if they were free.
+    For `Engine(synthetic_acceptance_rate=...)`, where it does not matter what is drafted: it shows
+    what drafts of that quality would gain if they were free.
     """
 
     num_speculative_tokens: int = 4

@@ -137,8 +137,8 @@ def test_refusals(counter: Path, l2: Path, l2_close: Path) -> None:
         how = Speculation(target_tpot_seconds=0.1)
         with pytest.raises(InvalidArgumentError, match=r"\[target_tpot_seconds\] expected policy"):
             engine.generate([1], greedy(4, speculation=how))
+        how = Speculation(verification="block", num_speculative_tokens=60)
         with pytest.raises(InvalidArgumentError, match=r"\[max_num_batched_tokens\]"):
-            how = Speculation(verification="block", num_speculative_tokens=60)
             engine.generate([1], greedy(4, temperature=1.0, speculation=how))
         with pytest.raises(InvalidArgumentError, match=r"\[posterior_alpha\]"):
             engine.generate([1], greedy(4, temperature=1.0, posterior_alpha=0.2))
@@ -151,9 +151,11 @@ def test_refusals(counter: Path, l2: Path, l2_close: Path) -> None:
         Engine(counter, "ngram", policy="fixed", target_tpot_seconds=0.1, **SMALL)
     with pytest.raises(InvalidArgumentError, match=r"\[verification\].*'adasd'"):
         Engine(l2, "self", policy="adasd", verification="rejection", **SMALL)
-    with Engine(l2, DraftModel(model=l2_close), policy="adasd", **SMALL) as engine:
-        with pytest.raises(UnsupportedError, match=r"\[structured_outputs\]"):
-            engine.generate([1], greedy(4, structured_outputs=StructuredOutputs(regex="[0-9]+")))
+    with (
+        Engine(l2, DraftModel(model=l2_close), policy="adasd", **SMALL) as engine,
+        pytest.raises(UnsupportedError, match=r"\[structured_outputs\]"),
+    ):
+        engine.generate([1], greedy(4, structured_outputs=StructuredOutputs(regex="[0-9]+")))
 
 
 # Off.
@@ -171,7 +173,7 @@ def test_off_is_as_if_there_were_none(l2: Path, l2_close: Path) -> None:
         output = engine.generate([1, 2], greedy(10))
         assert output.metrics.drafted_tokens == 0
         assert output.metrics.draft_seconds < 0.01
-        with pytest.raises(specrt.SpecrtError, match="asked|told"):
+        with pytest.raises(specrt.SpecrtError, match=r"asked|told"):
             engine.generate([1, 2], greedy(10, speculation=Speculation(policy="fixed")))
     with Engine(l2, Never(), **SMALL) as engine:
         for how in (
@@ -194,7 +196,8 @@ def test_cost_model_is_measured_and_kept(l2: Path, l2_close: Path, tmp_path: Pat
         assert first.measured
         assert "pass 1 " in str(first)
         rows = [rows for rows, _ in first.table]
-        assert rows[0] == 1 and len(rows) > 8
+        assert rows[0] == 1
+        assert len(rows) > 8
         seconds = [seconds for _, seconds in first.table]
         assert seconds == sorted(seconds)
         assert first.drafters == ["draft_model"]
@@ -447,7 +450,8 @@ def test_adasd_is_its_definition(l2: Path, l2_close: Path) -> None:
     assert got.token_ids == tokens[len(prompt) :]
     assert got.metrics.rounds == rounds
     assert got.metrics.drafted_tokens == drafted
-    assert lossy > 0 and stopped > 0
+    assert lossy > 0
+    assert stopped > 0
     assert got.token_ids != plain.token_ids
 
 
@@ -460,7 +464,9 @@ def test_adasd_begins_exactly(l2: Path, l2_close: Path) -> None:
     for drafter in (DraftModel(model=l2_close), SelfDraft(layers=1)):
         with Engine(l2, drafter, policy="adasd", **SMALL) as engine:
             got = engine.generate([1, 2, 3], greedy(12))
-            assert got.token_ids == plain.token_ids and not got.lossless
+            assert got.token_ids == plain.token_ids
+            assert not got.lossless
             assert engine.generate([1, 2, 3], sampled).token_ids == expected.token_ids
             off = engine.generate([1, 2, 3], greedy(12, speculation=Speculation(policy="fixed")))
-            assert off.lossless and off.token_ids == plain.token_ids
+            assert off.lossless
+            assert off.token_ids == plain.token_ids

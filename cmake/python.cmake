@@ -26,6 +26,7 @@ pybind11_add_module(
   python/bindings/calibration.cpp
   python/bindings/model.cpp
   python/bindings/module.cpp
+  python/bindings/planner.cpp
   python/bindings/sampling.cpp
   python/bindings/static_tree.cpp)
 target_link_libraries(_core PRIVATE specrt::specrt)

@@ -14,6 +14,7 @@ set(specrt_sources
     src/core/kv_promises.cpp
     src/core/prefix_index.cpp
     src/core/sampling_params.cpp
+    src/core/speculation.cpp
     src/core/static_tree.cpp
     src/core/suffix_index.cpp
     src/core/suffix_trie.cpp
@@ -26,31 +27,38 @@ set(specrt_sources
     src/cpu/thread_pool.cpp
     src/cpu/thread_team.cpp
     src/decode/acceptance.cpp
+    src/decode/adasd.cpp
     src/decode/candidate_tree.cpp
     src/decode/chain_draft.cpp
     src/decode/choose.cpp
+    src/decode/cost_model.cpp
     src/decode/decide.cpp
     src/decode/decoder.cpp
     src/decode/drafter.cpp
+    src/decode/ema_tiers.cpp
     src/decode/features.cpp
     src/decode/filter.cpp
+    src/decode/goodput.cpp
     src/decode/head_drafter.cpp
     src/decode/head_memory.cpp
     src/decode/head_modules.cpp
     src/decode/layers_drafter.cpp
     src/decode/logits_state.cpp
+    src/decode/measure_cost.cpp
     src/decode/medusa_drafter.cpp
     src/decode/merge_drafter.cpp
     src/decode/model_drafter.cpp
     src/decode/ngram_drafter.cpp
     src/decode/plan.cpp
     src/decode/preempt.cpp
+    src/decode/planner.cpp
     src/decode/rank.cpp
     src/decode/rejection.cpp
     src/decode/round.cpp
     src/decode/sequence.cpp
     src/decode/suffix_cache.cpp
     src/decode/suffix_drafter.cpp
+    src/decode/synthetic_drafter.cpp
     src/decode/typical.cpp
     src/decode/verify.cpp
     src/model/attention_plan.cpp

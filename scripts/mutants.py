@@ -52,6 +52,36 @@ MUTANTS = [
         "lossless",
     ),
     Mutant(
+        "planner_climbs_hills",
+        "src/decode/planner.cpp",
+        "consider({tokens / seconds, 0, tokens, seconds, depth, n}, plain, best);",
+        "if (n > 1 && best.nodes == 0) return;\n"
+        "      consider({tokens / seconds, 0, tokens, seconds, depth, n}, plain, best);",
+        "planner",
+    ),
+    Mutant(
+        "planner_forgets_targets",
+        "src/decode/planner.cpp",
+        "const bool is_needed = node.place < needed_[node.candidate];",
+        "const bool is_needed = false;",
+        "planner",
+    ),
+    Mutant(
+        "costs_believe_outliers",
+        "src/decode/cost_model.cpp",
+        "return std::clamp(std::log(seconds / expected), -CostModel::kMostSeen, "
+        "CostModel::kMostSeen);",
+        "return std::log(seconds / expected);",
+        "cost_model",
+    ),
+    Mutant(
+        "goodput_where_drafts_have_a_say",
+        "src/decode/plan.cpp",
+        "return looks_around && state.draft_changes_text ? Policy::brake : asked;",
+        "return asked;",
+        "policies",
+    ),
+    Mutant(
         "noise_by_step",
         "src/decode/decide.cpp",
         "s.length() + static_cast<std::int64_t>(s.walk.emitted().size());",

@@ -16,6 +16,7 @@
 #include "specrt/features.h"
 #include "specrt/memory.h"
 #include "specrt/model.h"
+#include "specrt/planner.h"
 #include "specrt/sampling.h"
 #include "specrt/types.h"
 
@@ -128,7 +129,7 @@ struct RoundShare {
   std::span<const TokenId> emitted;        ///< all tokens that the round committed
 };
 
-/// What a decoder has done since it was made.
+/// What a decoder has done since it was made, or since clear_totals().
 struct DecoderTotals {
   std::int64_t passes = 0;
   std::int64_t rows = 0;  ///< of these passes
@@ -155,10 +156,13 @@ using Plan = std::vector<PlanItem>;
 
 struct SequenceState {
   SequenceId id = 0;
-  std::int64_t prompt_left = 0;  ///< tokens to process before it decodes (on)
-  std::int64_t length = 0;       ///< prompt and generated tokens
-  std::int64_t tokens_left = 0;  ///< until max_tokens or max_model_len
-  bool has_drafter = false;
+  std::int64_t prompt_left = 0;              ///< tokens to process before it decodes (on)
+  std::int64_t length = 0;                   ///< prompt and generated tokens
+  std::int64_t tokens_left = 0;              ///< until max_tokens or max_model_len
+  bool has_drafter = false;                  ///< and a policy under which it drafts
+  std::int64_t num_speculative_tokens = -1;  ///< its Speculation's
+  Policy policy = Policy::brake;
+  bool draft_changes_text = false;  ///< SamplingParams::draft_changes_text()
 };
 
 /// Runs rounds of draft, verify and commit for a batch of sequences over one target model.
@@ -212,12 +216,27 @@ class SPECRT_API Decoder {
   /// now and then. Depends on that sequence alone.
   std::int64_t draft_limit(SequenceId id, std::int64_t most) const;
 
+  /// How many draft nodes each sequence with policy `goodput` should get of `most` (by sequences(),
+  /// 0 for all others), given what the others draft, `fixed_nodes` together, and rows of prompts.
+  /// Whatever it says, `coupled` text is the same.
+  std::vector<std::int64_t> allocate(std::span<const std::int64_t> most, std::int64_t fixed_nodes,
+                                     std::int64_t prompt_rows) const;
+
+  /// How many steps policy `ema_tiers` would have sequences draft now.
+  std::int64_t ema_steps() const;
+
+  /// What rounds cost, as far as is known; it follows what they take.
+  const CostModel& cost_model() const;
+  void set_cost_model(CostModel model);
+  void set_draft_cost(const std::string& drafter, const CostModel::Draft& cost);
+
   /// Drafts for the plan's sequences and lays out the pass.
   void begin_round(const Plan& plan);
   /// Runs the pass, verifies, commits. Finished sequences are gone afterwards.
   std::span<const Progress> finish_round();
   std::span<const Progress> round(const Plan& plan);
   const DecoderTotals& totals() const;
+  void clear_totals();
   /// Of the last finished round; zeros before the first.
   RoundTimes last_times() const;
   /// The sequences that took part in it, also those that it ended, with their drafts: for traces.
@@ -228,6 +247,8 @@ class SPECRT_API Decoder {
   MemoryUse memory() const;  ///< of target, pool and workspace; drafters tell their own
   std::int64_t max_model_len() const;
   std::int64_t max_rows() const;
+  std::int64_t max_batch_size() const;
+  std::int64_t vocab_size() const;
   std::int64_t free_kv_tokens() const;
   CpuIsa cpu_isa() const;
   int threads() const;
@@ -240,9 +261,23 @@ class SPECRT_API Decoder {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The same number of draft nodes for every sequence; prefill takes what rows are left.
+/// Every sequence's draft nodes by its own Speculation; prefill takes what rows are left.
+/// `num_speculative_tokens` is for those that say nothing of it. Where a pass is full, the rows are
+/// shared out evenly, and prefill has a quarter of them.
+SPECRT_API Plan plan_policies(const Decoder& decoder, std::int64_t num_speculative_tokens);
+/// As if every sequence that drafts had policy `goodput`: the one choice over the batch that yields
+/// the most tokens a second by Decoder::cost_model(), under each sequence's targets.
+SPECRT_API Plan plan_goodput(const Decoder& decoder, std::int64_t num_speculative_tokens);
+/// As if every sequence that drafts had policy `fixed`.
 SPECRT_API Plan plan_fixed(const Decoder& decoder, std::int64_t num_speculative_tokens);
-/// The same, but each sequence gets its Decoder::draft_limit() of that number.
+/// As if every sequence that drafts had policy `brake`: each gets its Decoder::draft_limit().
 SPECRT_API Plan plan_braked(const Decoder& decoder, std::int64_t num_speculative_tokens);
+
+/// Measures what passes, and drafts of `drafter` (null: none), cost on this machine, with sequences
+/// of its own: `decoder` has to be idle and is so again afterwards. Takes `seconds` or `passes`
+/// passes, whichever is longer, and less where no more is to be learnt.
+SPECRT_API CostModel measure_cost(Decoder& decoder, std::shared_ptr<Drafter> drafter,
+                                  std::int64_t num_speculative_tokens, double seconds = 2.0,
+                                  int passes = 20);
 
 }  // namespace specrt

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -28,6 +29,8 @@ struct DraftRequest {
   std::int64_t max_nodes = 0;       ///< >= 0; 0 asks for nothing
   std::int64_t max_depth = 0;       ///< deeper nodes could never be used
   const SamplingParams* sampling = nullptr;
+  /// Policy `adasd`: a token whose own law has more entropy, in nats, is the last of the draft.
+  double stop_entropy = std::numeric_limits<double>::infinity();
   LogitsState* logits = nullptr;  ///< the sequence's penalties and masks; for built-in drafters
   Runner* target = nullptr;       ///< the decoder's own, between two passes; for built-in drafters
 };
@@ -68,6 +71,10 @@ class SPECRT_API Drafter {
   /// chunk, then of what each round committed, without gaps, those of an ending sequence too.
   virtual void observe_features(std::span<const ObservedFeatures> batch);
 
+  /// Whether it tells its laws where policy `adasd` asks: over the target's vocabulary, at the
+  /// request's temperature (1 where it is greedy), in DraftTree::distribution.
+  virtual bool tells_laws() const { return false; }
+
   /// A sequence has come to its end; `tokens` are prompt and output. Nothing, unless overridden.
   virtual void finished(SequenceId id, std::span<const TokenId> tokens);
 
@@ -101,6 +108,10 @@ struct SPECRT_API NgramOptions {
 /// that occurred earlier; the draft is what followed it. (Saxena 2023, "prompt lookup decoding".)
 /// A further candidate is what the same rule finds for the text up to the earlier occurrence.
 SPECRT_API std::shared_ptr<Drafter> make_ngram_drafter(const NgramOptions& options = {});
+
+/// Drafts the last token over and over, at no cost: beside Speculation::synthetic_acceptance_rates,
+/// where it does not matter what is drafted.
+SPECRT_API std::shared_ptr<Drafter> make_synthetic_drafter();
 
 /// How a draft model of another vocabulary understands the target's tokens. Only tokens that both
 /// know can be drafted; the rest of the context reaches the draft model as its own tokens of the

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "specrt/export.h"
+#include "specrt/speculation.h"
 #include "specrt/types.h"
 
 namespace specrt {
@@ -42,6 +43,7 @@ struct SPECRT_API SamplingParams {
   std::uint32_t sample_index = 0;       ///< among the n samples of one prompt
   std::vector<TokenId> stop_token_ids;  ///< each ends the sequence; the model's EOS belongs here
   Verification verification = Verification::coupled;
+  Speculation speculation;
   double posterior_threshold = 0.09;  ///< `typical` only, (0, 1]: probability that is enough
   double posterior_alpha = 0.3;       ///< `typical` only, > 0: and so is this times exp(-entropy)
   std::int32_t logprobs = -1;         ///< -1: none; k >= 0: the chosen token's and the top k
@@ -54,6 +56,15 @@ struct SPECRT_API SamplingParams {
   bool follows_target_noise() const {
     return greedy() || verification == Verification::coupled ||
            verification == Verification::typical;
+  }
+
+  /// Whether a draft has a say in the text: with drafts of another length, a seed would give
+  /// another one.
+  bool draft_changes_text() const { return !greedy() && verification != Verification::coupled; }
+  /// Whether what comes out may not follow the target's law.
+  bool lossy() const {
+    return verification == Verification::typical || speculation.policy == Policy::adasd ||
+           speculation.synthetic();
   }
 
   /// Throws InvalidArgument naming the first field out of range.

@@ -42,6 +42,7 @@ void bind_memory(py::module_& module);
 void bind_draft_tree(py::module_& module);
 void bind_static_tree(py::module_& module);
 void bind_constraint(py::module_& module);
+void bind_planner(py::module_& module);
 void bind_sampling(py::module_& module);
 void bind_model(py::module_& module);
 void bind_calibration(py::module_& module);

@@ -343,14 +343,32 @@ void bind_decoder(py::module_& module) {
           },
           "The sequences of the last finished round: (id, prompt_tokens, tokens, parents, "
           "log_probs, sources of each node, accepted nodes, emitted tokens).")
+      .def_property(
+          "cost_model", [](const Decoder& decoder) { return decoder.cost_model(); },
+          [](Decoder& decoder, const CostModel& model) { decoder.set_cost_model(model); })
+      .def_property_readonly("ema_steps", &Decoder::ema_steps,
+                             "How many steps policy ema_tiers would have sequences draft now.")
       .def_property_readonly("memory", &Decoder::memory)
       .def_property_readonly("max_model_len", &Decoder::max_model_len)
       .def_property_readonly("max_rows", &Decoder::max_rows)
+      .def_property_readonly("vocab_size", &Decoder::vocab_size)
       .def_property_readonly("free_kv_tokens", &Decoder::free_kv_tokens)
       .def_property_readonly("cpu_isa",
                              [](const Decoder& d) { return std::string(name_of(d.cpu_isa())); })
       .def_property_readonly("threads", &Decoder::threads)
       .def("check_invariants", &Decoder::check_invariants);
+
+  module.def(
+      "measure_cost",
+      [](Decoder& decoder, std::optional<std::shared_ptr<Drafter>> drafter,
+         std::int64_t num_speculative_tokens, double seconds, int passes) {
+        const py::gil_scoped_release released;
+        return measure_cost(decoder, drafter.value_or(nullptr), num_speculative_tokens, seconds,
+                            passes);
+      },
+      py::arg("decoder"), py::arg("drafter"), py::arg("num_speculative_tokens"),
+      py::arg("seconds") = 2.0, py::arg("passes") = 20,
+      "What passes and drafts cost here, measured with sequences of its own.");
 
   const auto def_plan = [&](const char* name, Plan (*make)(const Decoder&, std::int64_t),
                             const char* text) {
@@ -365,10 +383,11 @@ void bind_decoder(py::module_& module) {
         },
         py::arg("decoder"), py::arg("num_speculative_tokens"), text);
   };
-  def_plan("plan_fixed", &plan_fixed,
-           "The same number of draft nodes for every sequence; prefill takes what rows are left.");
-  def_plan("plan_braked", &plan_braked,
-           "The same, but each sequence gets its draft_limit() of that number.");
+  def_plan("plan_policies", &plan_policies,
+           "Every sequence's draft nodes by its own policy; prefill takes what rows are left.");
+  def_plan("plan_goodput", &plan_goodput, "As if every sequence that drafts had policy goodput.");
+  def_plan("plan_fixed", &plan_fixed, "As if every sequence that drafts had policy fixed.");
+  def_plan("plan_braked", &plan_braked, "As if every sequence that drafts had policy brake.");
 }
 
 }  // namespace specrt::python

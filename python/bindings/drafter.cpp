@@ -105,6 +105,7 @@ class WatchedDrafter final : public Drafter {
     inner_->resume(id, tokens, max_length);
   }
   void release(SequenceId id) override { inner_->release(id); }
+  bool tells_laws() const override { return inner_->tells_laws(); }
   MemoryUse memory() const override { return inner_->memory(); }
 
  private:
@@ -153,6 +154,9 @@ void bind_drafter(py::module_& module) {
       },
       py::kw_only(), py::arg("min_match"), py::arg("max_match"), py::arg("most_recent") = true,
       py::arg("num_candidates") = 1);
+
+  module.def("make_synthetic_drafter", &make_synthetic_drafter,
+             "Drafts the last token over and over, at no cost.");
 
   module.def(
       "make_model_drafter",

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, module) {
   bind_draft_tree(module);
   bind_static_tree(module);
   bind_constraint(module);
+  bind_planner(module);
   bind_sampling(module);
   bind_model(module);
   bind_calibration(module);

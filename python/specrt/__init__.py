@@ -22,6 +22,7 @@ from .handle import RequestHandle
 from .outputs import Completion, Increment, Logprob, Metrics, RequestOutput, SourceMetrics
 from .planning import MemoryPlan, plan
 from .sampling import SamplingParams
+from .speculation import Speculation
 from .structured import StructuredOutputs
 from .text import Tokenizer
 
@@ -47,6 +48,7 @@ __all__ = [
     "SamplingParams",
     "SourceMetrics",
     "SpecrtError",
+    "Speculation",
     "StructuredOutputs",
     "Tokenizer",
     "UnsupportedError",

@@ -11,6 +11,7 @@ import typing
 __all__: list[str] = [
     "CoreDrafter",
     "CoreSamplingParams",
+    "CostModel",
     "Decoder",
     "DraftTree",
     "MedusaBuilder",
@@ -42,7 +43,9 @@ __all__: list[str] = [
     "make_python_drafter",
     "make_self_draft",
     "make_suffix_drafter",
+    "make_synthetic_drafter",
     "make_watched_drafter",
+    "measure_cost",
     "medusa_logits",
     "medusa_tensors",
     "memory_of",
@@ -50,6 +53,8 @@ __all__: list[str] = [
     "memory_of_medusa",
     "plan_braked",
     "plan_fixed",
+    "plan_goodput",
+    "plan_policies",
     "quantise_compensated",
     "resolve_cpu_isa",
     "resolve_kv_cache_dtype",
@@ -189,6 +194,66 @@ class TokenConstraint:
     """
 
 
+class CostModel:
+    """
+    What rounds cost on this machine, in seconds; it follows what they take.
+    """
+
+    @staticmethod
+    def parse(text: str) -> CostModel: ...
+    def __str__(self) -> str: ...
+    def draft_seconds(
+        self,
+        drafter: str,
+        steps: typing.SupportsInt | typing.SupportsIndex,
+        sequences: typing.SupportsInt | typing.SupportsIndex = 1,
+        step_share: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+    ) -> float:
+        """
+        Drafting so many tokens of depth for so many sequences; step_share stands in for a
+        drafter of which nothing is known.
+        """
+
+    def pass_seconds(
+        self,
+        rows: typing.SupportsInt | typing.SupportsIndex,
+        sequences: typing.SupportsInt | typing.SupportsIndex = 1,
+        context: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> float:
+        """
+        A pass of so many rows of so many sequences with so many tokens of context in all.
+        """
+
+    def text(self) -> str:
+        """
+        As text, for a file; parse() reads it.
+        """
+
+    @property
+    def drafters(self) -> list[str]: ...
+    @property
+    def measured(self) -> bool:
+        """
+        False: a guess, right up to what passes have shown since.
+        """
+
+    @property
+    def per_sequence(self) -> float: ...
+    @property
+    def per_token(self) -> float: ...
+    @property
+    def scale(self) -> float:
+        """
+        Of all passes, as last seen.
+        """
+
+    @property
+    def table(self) -> list[tuple[int, float]]:
+        """
+        (rows, seconds), up to `scale`.
+        """
+
+
 class CoreSamplingParams:
     """
     The part of specrt.SamplingParams that the core applies.
@@ -224,8 +289,21 @@ class CoreSamplingParams:
         posterior_alpha: typing.SupportsFloat | typing.SupportsIndex = 0.3,
         logprobs: typing.SupportsInt | typing.SupportsIndex = -1,
         prompt_logprobs: typing.SupportsInt | typing.SupportsIndex = -1,
+        policy: str = "brake",
+        num_speculative_tokens: typing.SupportsInt | typing.SupportsIndex = -1,
+        target_tpot_seconds: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        target_ttft_seconds: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        synthetic_acceptance_rates: collections.abc.Sequence[
+            typing.SupportsFloat | typing.SupportsIndex
+        ] = [],
     ) -> None: ...
     def check(self, vocab_size: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def draft_changes_text(self) -> bool: ...
+    @property
+    def drafts(self) -> bool: ...
+    @property
+    def lossy(self) -> bool: ...
     @property
     def stop_token_ids(self) -> list[int]: ...
 
@@ -517,6 +595,8 @@ class Decoder:
     Rounds of draft, verify and commit over one target.
     """
 
+    cost_model: CostModel
+
     def __init__(
         self,
         model: Model,
@@ -685,6 +765,12 @@ class Decoder:
     @property
     def cpu_isa(self) -> str: ...
     @property
+    def ema_steps(self) -> int:
+        """
+        How many steps policy ema_tiers would have sequences draft now.
+        """
+
+    @property
     def free_kv_tokens(self) -> int: ...
     @property
     def idle(self) -> bool: ...
@@ -707,6 +793,9 @@ class Decoder:
         """
         (passes, rows, counters of all sequences together) since it was made.
         """
+
+    @property
+    def vocab_size(self) -> int: ...
 
 
 def available_cpu_isas() -> list[str]:
@@ -897,9 +986,27 @@ def make_suffix_drafter(
     use_tree_spec: bool,
     cache: SuffixCache | None = None,
 ) -> CoreDrafter: ...
+def make_synthetic_drafter() -> CoreDrafter:
+    """
+    Drafts the last token over and over, at no cost.
+    """
+
+
 def make_watched_drafter(inner: CoreDrafter, told: typing.Any) -> CoreDrafter:
     """
     The same drafter; told(tokens, tree) is called with every draft that it makes.
+    """
+
+
+def measure_cost(
+    decoder: Decoder,
+    drafter: CoreDrafter | None,
+    num_speculative_tokens: typing.SupportsInt | typing.SupportsIndex,
+    seconds: typing.SupportsFloat | typing.SupportsIndex = 2.0,
+    passes: typing.SupportsInt | typing.SupportsIndex = 20,
+) -> CostModel:
+    """
+    What passes and drafts cost here, measured with sequences of its own.
     """
 
 
@@ -956,7 +1063,7 @@ def plan_braked(
     decoder: Decoder, num_speculative_tokens: typing.SupportsInt | typing.SupportsIndex
 ) -> list[tuple[int, int]]:
     """
-    The same, but each sequence gets its draft_limit() of that number.
+    As if every sequence that drafts had policy brake.
     """
 
 
@@ -964,7 +1071,23 @@ def plan_fixed(
     decoder: Decoder, num_speculative_tokens: typing.SupportsInt | typing.SupportsIndex
 ) -> list[tuple[int, int]]:
     """
-    The same number of draft nodes for every sequence; prefill takes what rows are left.
+    As if every sequence that drafts had policy fixed.
+    """
+
+
+def plan_goodput(
+    decoder: Decoder, num_speculative_tokens: typing.SupportsInt | typing.SupportsIndex
+) -> list[tuple[int, int]]:
+    """
+    As if every sequence that drafts had policy goodput.
+    """
+
+
+def plan_policies(
+    decoder: Decoder, num_speculative_tokens: typing.SupportsInt | typing.SupportsIndex
+) -> list[tuple[int, int]]:
+    """
+    Every sequence's draft nodes by its own policy; prefill takes what rows are left.
     """
 
 

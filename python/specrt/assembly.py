@@ -11,10 +11,10 @@ from .drafters import AnyDrafter, DraftModel
 from .errors import InvalidArgumentError, UnsupportedError
 from .loaded import Opened, open_target
 from .planning import Sizes
+from .speculation import POLICIES, VERIFICATIONS, check_name
 from .text import VocabularyMap, map_vocabulary
 
 __all__ = [
-    "POLICIES",
     "check_full_drafts",
     "check_options",
     "check_tree",
@@ -22,10 +22,6 @@ __all__ = [
     "open_draft",
     "vocabulary_map",
 ]
-
-
-POLICIES = {"brake": _core.plan_braked, "fixed": _core.plan_fixed}
-"""How many draft tokens each request gets in a round."""
 
 
 def check_options(
@@ -36,13 +32,8 @@ def check_options(
         if isinstance(device, str) and (device == "cuda" or device.startswith("cuda:")):
             raise UnsupportedError("[device] this build has no CUDA: use device='cpu'")
         raise InvalidArgumentError(f"[device] expected 'auto' or 'cpu', got {device!r}")
-    if verification not in ("coupled", "rejection", "block", "typical"):
-        raise InvalidArgumentError(
-            f"[verification] expected 'coupled', 'rejection', 'block' or 'typical', got "
-            f"{verification!r}"
-        )
-    if not isinstance(policy, str) or policy not in POLICIES:
-        raise InvalidArgumentError(f"[policy] expected 'brake' or 'fixed', got {policy!r}")
+    check_name("verification", verification, VERIFICATIONS)
+    check_name("policy", policy, POLICIES)
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise InvalidArgumentError(f"[{name}] expected True or False, got {flag!r}")

@@ -129,6 +129,12 @@ def generate(
             help="coupled (the same text with any drafter), rejection, block or typical (lossy)."
         ),
     ] = "coupled",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="How much is drafted: goodput, brake, fixed, ema_tiers, off or adasd (lossy)."
+        ),
+    ] = "brake",
     posterior_threshold: Annotated[
         float | None, typer.Option(help="With typical: a probability that is enough.")
     ] = None,
@@ -189,6 +195,7 @@ def generate(
         kv_cache_bytes=kv_cache_bytes,
         kv_cache_dtype=kv_cache_dtype,
         verification=verification,
+        policy=policy,
         cpu_isa=cpu_isa,
         trace=trace,
     ) as engine:

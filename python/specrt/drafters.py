@@ -29,6 +29,7 @@ __all__ = [
     "SelfDraft",
     "Suffix",
     "SuffixCache",
+    "Synthetic",
     "resolve",
     "tree_from_accuracies",
 ]
@@ -164,6 +165,20 @@ class Suffix:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Synthetic:
+    """Drafts the last token over and over, at no cost.
+
+    For `Engine(synthetic_acceptance_rate=...)`, where it does not matter what is drafted: it shows
+    what drafts of that quality would gain if they were free.
+    """
+
+    num_speculative_tokens: int = 4
+
+    def __post_init__(self) -> None:
+        _check_integers(self, "num_speculative_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DraftModel:
     """A smaller model that drafts a chain (Leviathan et al., arXiv 2211.17192).
 
@@ -248,10 +263,20 @@ class Merge:
 
 
 AnyDrafter = (
-    NGram | Suffix | DraftModel | SelfDraft | Eagle | Eagle3 | MTP | Medusa | Merge | Drafter
+    NGram
+    | Suffix
+    | Synthetic
+    | DraftModel
+    | SelfDraft
+    | Eagle
+    | Eagle3
+    | MTP
+    | Medusa
+    | Merge
+    | Drafter
 )
 _MODELS = (DraftModel, SelfDraft, Eagle, MTP, Medusa)
-_KINDS = (NGram, Suffix, *_MODELS, Merge, Drafter)
+_KINDS = (NGram, Suffix, Synthetic, *_MODELS, Merge, Drafter)
 _NAMED: dict[str, type[NGram | Suffix | SelfDraft | MTP]] = {
     "ngram": NGram,
     "suffix": Suffix,

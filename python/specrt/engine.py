@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from . import _core
-from .assembly import POLICIES, check_full_drafts, check_options, draft_tokens_of
+from .assembly import check_full_drafts, check_options, check_tree, draft_tokens_of
+from .costs import cache_folder, cost_model_of
 from .delivery import Delivery
 from .drafters import resolve
 from .engine_metrics import EngineMetrics, MetricsObserver
@@ -32,6 +33,7 @@ from .prompts import check_conversation, is_conversation, is_prompt
 from .request import Request, request_output
 from .sampling import SamplingParams
 from .scheduler import Scheduler
+from .speculation import Defaults, check_targets, synthetic_rates
 from .structured import Grammar
 from .trace import TraceWriter, brief
 
@@ -76,6 +78,11 @@ class Engine:
         num_speculative_tokens: int | None = None,
         verification: str = "coupled",
         policy: str = "brake",
+        target_tpot_seconds: float | None = None,
+        target_ttft_seconds: float | None = None,
+        synthetic_acceptance_rate: float | None = None,
+        synthetic_acceptance_rates: Sequence[float] | None = None,
+        cost_cache: bool | str | os.PathLike[str] | None = None,
         cpu_isa: str = "auto",
         enable_prefix_caching: bool = True,
         preemption: bool = True,
@@ -111,8 +118,30 @@ class Engine:
             little more of a sampled draft, and repeat only for the same drafter and settings. Or
             "typical", which is lossy: it accepts what the target finds likely enough (Medusa,
             arXiv 2401.10774); outputs then say `lossless=False`.
-        policy: "brake" (a request whose drafts fail drafts fewer tokens, then none but for a probe
-            now and then) or "fixed" (always `num_speculative_tokens`).
+        policy: how many tokens each request drafts in a round. "brake" (a request whose drafts fail
+            drafts fewer, then none but for a probe now and then), "goodput" (one choice over all
+            requests, of what yields the most tokens a second by costs measured on this machine;
+            with verifications whose texts depend on drafts, "brake"), "fixed" (always
+            `num_speculative_tokens`), "ema_tiers" (SGLang's adaptive steps: tiers by batch size,
+            moved by a mean of accepted drafts), "off" (none; requests may ask for another policy),
+            or "adasd", which is lossy (AdaSD, arXiv 2512.11280): it ends a draft behind a token of
+            high entropy, and accepts a token where the laws of draft model and target are near;
+            outputs then say `lossless=False`. It takes a draft model of the target's vocabulary,
+            or the target itself as drafter.
+        target_tpot_seconds: with policy "goodput": mean time per token after the first that no
+            request should exceed.
+        target_ttft_seconds: with policy "goodput": time to the first token that no request should
+            exceed, from when it is let in.
+        synthetic_acceptance_rate: in [0, 1]: accept each drafted token that is reached with this
+            probability, whatever the target says, to see what drafts of a given quality gain. The
+            text is not the target's, and outputs say `lossless=False`.
+        synthetic_acceptance_rates: the same by position, each of those that reached it; the last
+            one holds for what is deeper.
+        cost_cache: for policy "goodput", whose costs are measured at the start, in 2 seconds or 20
+            passes: a folder that keeps them by machine and model, or True for the user's cache.
+
+        Of these, `num_speculative_tokens`, `verification`, `policy` and the targets hold for
+        requests whose `SamplingParams.speculation` says nothing else.
         cpu_isa: "auto", or the instruction-set level to run: "amx", "avx512", "avx2", "scalar".
         enable_prefix_caching: keep the KV blocks of finished requests for prompts that begin
             alike, for as long as running requests leave room.
@@ -145,6 +174,11 @@ class Engine:
         )
         spec = resolve(drafter)
         draft_tokens = draft_tokens_of(spec, num_speculative_tokens)
+        rates = synthetic_rates(
+            synthetic_acceptance_rate, synthetic_acceptance_rates, spec is not None
+        )
+        check_targets(target_tpot_seconds, target_ttft_seconds, policy)
+        costs = cache_folder(cost_cache)
 
         self._trace = TraceWriter(trace) if trace is not None else None
         self._metrics = MetricsObserver()
@@ -157,6 +191,19 @@ class Engine:
                 asked = Asked(num_speculative_tokens, max_model_len, max_batch_size, verification)
                 part = open_parts(spec, opened, asked)
                 draft_tokens = part.draft_tokens
+            self._speculation = Defaults(
+                policy=policy,
+                verification=verification,
+                draft_tokens=draft_tokens,
+                most_draft_tokens=part.most_draft_tokens if part is not None else None,
+                has_drafter=part is not None,
+                target_tpot_seconds=target_tpot_seconds,
+                target_ttft_seconds=target_ttft_seconds,
+                synthetic_acceptance_rates=rates,
+                tells_laws=part is not None and part.tells_laws,
+            )
+            self._speculation.core_options(None)
+            self._trees = part.trees if part is not None else []
             shape = part.shape if part is not None else None
             defaults = SamplingParams.from_generation_config(opened.generation)
             sizes = plan_sizes(
@@ -197,14 +244,19 @@ class Engine:
         self._scheduler = Scheduler(
             decoder,
             drafting,
-            POLICIES[policy],
             num_speculative_tokens=draft_tokens,
             max_queued_requests=max_queued_requests,
             observer=self._metrics if self._trace is None else Both(self._metrics, self._trace),
             preemption=preemption,
         )
+        if policy == "goodput" and drafting is not None and draft_tokens > 0:
+            kind = {"name": opened.name, "dtype": opened.shape.dtype, "kv": kv_cache_dtype}
+            decoder.cost_model = cost_model_of(
+                decoder, drafting.measurable, draft_tokens, costs, kind
+            )
         self.verification: str = verification
         self.policy: str = policy
+        self._sizes = sizes
         self._grammar: Grammar | None = None
         self._vocab_size = opened.shape.config.vocab_size
         self.num_speculative_tokens: int = draft_tokens
@@ -268,6 +320,12 @@ class Engine:
                 running=running,
                 kv_cache_tokens=self._kv_cache_tokens,
             )
+
+    @property
+    def cost_model(self) -> _core.CostModel:
+        """What rounds cost in seconds, as policy "goodput" reckons now; printable."""
+        with self._scheduler.between_rounds() as decoder:
+            return decoder.cost_model
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the packed target for `Engine(path)` and for C++'s `specrt::Model::map`.
@@ -479,12 +537,22 @@ class Engine:
         if params.stop_texts:
             self._need_tokenizer("stop")
         bad_words = self._bad_words(params.bad_words or ())
+        speculation = self._check_speculation(params)
         start = None
         if params.structured_outputs is not None:
-            if self.verification not in ("coupled", "rejection"):
+            verification = self._speculation.verification_of(params.speculation)
+            if verification not in ("coupled", "rejection"):
                 raise UnsupportedError(
                     f"[structured_outputs] expected verification='coupled' or 'rejection', "
-                    f"got {self.verification!r}"
+                    f"got {verification!r}"
+                )
+            if speculation["policy"] == "adasd":
+                raise UnsupportedError(
+                    "[structured_outputs] expected a policy other than 'adasd', got it"
+                )
+            if speculation["synthetic_acceptance_rates"]:
+                raise UnsupportedError(
+                    "[structured_outputs] expected an engine without synthetic acceptance, got one"
                 )
             start = self._need_grammar().compile(params.structured_outputs)
         seeded = params.with_seed()
@@ -494,7 +562,7 @@ class Engine:
                 eos_token_ids=self._eos,
                 sample_index=index,
                 bad_words=bad_words,
-                verification=self.verification,
+                **speculation,
             )
             if index == 0:
                 self._open_decoder().check(prompt, core_params)
@@ -508,10 +576,22 @@ class Engine:
                     index=index,
                     constraint=start if start is None or index == 0 else start.again(),
                     after=samples[0] if samples else None,
-                    lossless=self.verification != "typical",
+                    lossless=not core_params.lossy,
                 )
             )
         return samples
+
+    def _check_speculation(self, params: SamplingParams) -> dict[str, Any]:
+        """How a request drafts, as arguments of `to_core`. Raises where it cannot be."""
+        asked = params.speculation
+        options = self._speculation.core_options(asked)
+        if asked is not None and options["policy"] != "off":
+            verification: str = options["verification"]
+            for tree in self._trees:
+                check_tree(tree, verification)
+            if verification != "coupled":
+                check_full_drafts(self._sizes, options["num_speculative_tokens"], verification)
+        return options
 
     def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """Token sequences of forbidden texts, at the start of a word and inside one."""

@@ -241,7 +241,7 @@ class RequestOutput:
     """Repeats these outputs."""
     lossless: bool
     """True where the texts follow the target's own law: with `coupled`, its own bytes. False with
-    `typical` verification, always."""
+    `typical` verification, policy "adasd" and synthetic acceptance, always."""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """One a prompt token, None for the first, where SamplingParams.prompt_logprobs asked."""
 

@@ -22,6 +22,7 @@ from .drafters import (
     NGram,
     SelfDraft,
     Suffix,
+    Synthetic,
 )
 from .heads import open_head
 from .planning import (
@@ -81,6 +82,10 @@ class Part:
     fixed: _core.MemoryUse | None = None
     """What it takes without one."""
     features = Features()
+    most_draft_tokens: int | None = None
+    """What a request may ask for, where its memory or shape is for so many."""
+    tells_laws = False
+    """Whether it can serve policy "adasd"."""
 
     def __init__(self, spec: AnyDrafter, asked: Asked) -> None:
         self.spec = spec
@@ -98,6 +103,8 @@ class Part:
                 most_recent=spec.most_recent,
                 num_candidates=spec.num_candidates,
             )
+        if isinstance(spec, Synthetic):
+            return _core.make_synthetic_drafter()
         if isinstance(spec, Suffix):
             return _make_suffix(spec, frame.opened.shape.config.vocab_size)
         assert isinstance(spec, Drafter)
@@ -119,6 +126,7 @@ class ModelPart(Part):
             self.opened.close()
             raise
         self.shape = self.opened.shape
+        self.tells_laws = self.vocabulary is None
 
     def load(self) -> None:
         self.model = self.opened.load()
@@ -138,6 +146,8 @@ class ModelPart(Part):
 
 class SelfPart(Part):
     """The target itself."""
+
+    tells_laws = True
 
     def __init__(self, spec: SelfDraft, opened: Opened, asked: Asked) -> None:
         super().__init__(spec, asked)
@@ -168,6 +178,7 @@ class HeadPart(Part):
         )
         self.shape = self.head.shape
         self.features = self.head.shape.features
+        self.most_draft_tokens = self.draft_tokens
 
     def load(self) -> None:
         self.model = self.head.load()
@@ -193,6 +204,7 @@ class MedusaPart(Part):
         try:
             check_tree(self.tree, asked.verification)
             self.draft_tokens = draft_tokens_of(spec, asked.draft_tokens, self.tree)
+            self.most_draft_tokens = self.draft_tokens
             self.fixed = medusa_use(self.checkpoint, asked.max_batch_size)
         except BaseException:
             self.checkpoint.close()
@@ -272,6 +284,11 @@ class OwnDrafter:
             return parts[0]
         return _core.make_merge_drafter(parts, target_bytes=self._target_bytes)
 
+    @property
+    def measurable(self) -> _core.CoreDrafter | None:
+        """What may be run on texts of no meaning; None where a part is the user's own."""
+        return self._shared
+
     def for_request(self) -> _core.CoreDrafter:
         return self._shared if self._shared is not None else self._make()
 
@@ -293,6 +310,10 @@ class Parts:
         self.shape = next((part.shape for part in parts if part.shape is not None), None)
         self.fixed = next((part.fixed for part in parts if part.fixed is not None), None)
         self.features = next((one.features for one in parts if one.features.any), Features())
+        bounds = [one.most_draft_tokens for one in parts if one.most_draft_tokens is not None]
+        self.most_draft_tokens = min(bounds) if bounds else None
+        self.tells_laws = not self._merged and parts[0].tells_laws
+        self.trees = [one.tree for one in parts if isinstance(one, MedusaPart)]
 
     def load(self) -> None:
         """Read weights, before the target's checkpoint is let go."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from ._core import CoreSamplingParams
 from .errors import InvalidArgumentError
+from .speculation import Speculation
 from .structured import StructuredOutputs
 
 __all__ = ["SamplingParams"]
@@ -66,6 +67,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     """Leave the stop text, or the stop token's text, at the end of the text."""
+    speculation: Speculation | None = None
+    """How this request drafts; None follows the engine."""
     posterior_threshold: float | None = None
     """With `typical` verification only, in (0, 1]: a drafted token this likely is accepted. None is
     0.09."""
@@ -122,6 +125,8 @@ class SamplingParams:
             raise _wrong("prompt_logprobs", "None or at least 0", self.prompt_logprobs)
         if self.prompt_logprobs is not None and self.max_tokens == 0:
             raise _wrong("prompt_logprobs", "max_tokens of at least 1 with it", self.max_tokens)
+        if self.speculation is not None and not isinstance(self.speculation, Speculation):
+            raise _wrong("speculation", "None or a Speculation", self.speculation)
         self._check_masks()
         self.to_core(eos_token_ids=(), verification=self._own_verification).check(2**31 - 1)
 
@@ -194,16 +199,18 @@ class SamplingParams:
         sample_index: int = 0,
         bad_words: Sequence[Sequence[int]] = (),
         verification: str = "coupled",
+        **speculation: Any,
     ) -> CoreSamplingParams:
         """The part that the core applies. Raises InvalidArgumentError, also where a field does not
         go with the verification.
 
-        `bad_words` are the texts' token sequences; `sample_index` counts the n samples.
+        `bad_words` are the texts' token sequences; `sample_index` counts the n samples; the rest is
+        what `Defaults.core_options` made of `speculation`.
         """
         for name in _TYPICAL:
             if getattr(self, name) is not None and verification != "typical":
                 raise InvalidArgumentError(
-                    f"[{name}] expected an engine with verification='typical', got {verification!r}"
+                    f"[{name}] expected verification='typical' with it, got {verification!r}"
                 )
         stops = list(self.stop_token_ids or ())
         if any(not -(2**31) <= one < 2**31 for one in stops):
@@ -239,6 +246,7 @@ class SamplingParams:
                 if self.prompt_logprobs is None or sample_index > 0
                 else min(self.prompt_logprobs, 2**31 - 1)
             ),
+            **speculation,
         )
 
 

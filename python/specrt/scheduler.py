@@ -54,7 +54,6 @@ class Scheduler:
         self,
         decoder: _core.Decoder,
         drafter: OwnDrafter | None,
-        plan: Callable[[_core.Decoder, int], Plan],
         *,
         num_speculative_tokens: int,
         max_queued_requests: int | None,
@@ -66,7 +65,6 @@ class Scheduler:
         self.drafter: OwnDrafter | None = drafter
         self.observer = observer or Observer()
         self.num_speculative_tokens = num_speculative_tokens
-        self._plan = plan
         self._reserve = RESERVED_TOKENS if preemption else -1
         self._most_queued = max_queued_requests
         self._arrivals = 0
@@ -217,7 +215,7 @@ class Scheduler:
 
     def _plan_round(self, decoder: _core.Decoder) -> Plan:
         """(sequence, prompt tokens or draft nodes at most) for each that takes part."""
-        return self._plan(decoder, self.num_speculative_tokens)
+        return _core.plan_policies(decoder, self.num_speculative_tokens)
 
     def _run_round(self, decoder: _core.Decoder) -> None:
         if not self._running:
@@ -315,7 +313,7 @@ class Scheduler:
         if request.constraint is not None:
             constraint = _core.make_python_constraint(request.constraint)
         drafter = None
-        if self.drafter is not None and self.num_speculative_tokens > 0:
+        if self.drafter is not None and request.core_params.drafts:
             drafter = self.drafter.for_request()
         return decoder.add(request.prompt, request.core_params, drafter, constraint, self._reserve)
 

@@ -64,6 +64,18 @@ void SamplingParams::check(std::int64_t vocab_size) const {
     require(same, "posterior_threshold and posterior_alpha", "'typical' verification with them",
             name_of(verification));
   }
+  speculation.check();
+  if (speculation.synthetic()) {
+    require(verification == Verification::coupled, "verification",
+            "'coupled' with synthetic acceptance", name_of(verification));
+    require(speculation.policy != Policy::adasd, "policy",
+            "one without a rule of acceptance of its own with synthetic acceptance",
+            name_of(speculation.policy));
+  }
+  if (speculation.policy == Policy::adasd) {
+    require(verification == Verification::coupled, "verification", "'coupled' with policy 'adasd'",
+            name_of(verification));
+  }
   require(prompt_logprobs >= -1 && prompt_logprobs <= vocab_size, "prompt_logprobs",
           "an integer in [-1, " + size + "] (-1 for none)", prompt_logprobs);
   require(logprobs >= -1 && logprobs <= vocab_size, "logprobs",

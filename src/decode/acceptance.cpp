@@ -8,18 +8,26 @@ namespace specrt {
 void RunningMean::observe(double x) {
   ++count_;
   const double weight = 1.0 / (static_cast<double>(count_) + kGuessWeight);
-  value_ += std::max(weight, kLeast) * (x - value_);
+  value_ += std::max(weight, least_) * (x - value_);
+}
+
+void Acceptance::learn(std::int64_t accepted, std::int64_t decided, double next) {
+  for (; known_ < decided; ++known_) {
+    at_[static_cast<std::size_t>(known_)] = RunningMean(
+        known_ == 0 ? guess_ : at_[static_cast<std::size_t>(known_) - 1].value(), least_);
+  }
+  for (std::int64_t d = 0; d < decided; ++d) {
+    at_[static_cast<std::size_t>(d)].observe(d < accepted ? 1.0 : next);
+  }
+}
+
+void Acceptance::observe_cut(std::int64_t accepted, double next) {
+  learn(accepted, std::min(accepted + 1, kDepths), next);
 }
 
 void Acceptance::observe(std::int64_t accepted, bool rejected) {
   const std::int64_t decided = std::min(accepted + (rejected ? 1 : 0), kDepths);
-  for (; known_ < decided; ++known_) {
-    at_[static_cast<std::size_t>(known_)] =
-        RunningMean(known_ == 0 ? guess_ : at_[static_cast<std::size_t>(known_) - 1].value());
-  }
-  for (std::int64_t d = 0; d < decided; ++d) {
-    at_[static_cast<std::size_t>(d)].observe(d < accepted ? 1.0 : 0.0);
-  }
+  learn(accepted, decided, 0.0);
   if (rejected || decided == 0) return;
   // Accepted to its end: what lies behind may have become better since it was last decided.
   const double here = at_[static_cast<std::size_t>(decided) - 1].value();
@@ -27,6 +35,15 @@ void Acceptance::observe(std::int64_t accepted, bool rejected) {
     RunningMean& deeper = at_[static_cast<std::size_t>(d)];
     deeper.observe(std::max(deeper.value(), here));
   }
+}
+
+Acceptance Acceptance::as_guess() const {
+  Acceptance out(guess_);
+  out.known_ = known_;
+  for (std::int64_t d = 0; d < known_; ++d) {
+    out.at_[static_cast<std::size_t>(d)] = RunningMean(at_[static_cast<std::size_t>(d)].value());
+  }
+  return out;
 }
 
 double Acceptance::alpha(std::int64_t depth) const {
@@ -94,13 +111,19 @@ std::int64_t Brake::limit(std::int64_t most, const DraftCost& cost) const {
   const double width = std::max(width_.value(), 1.0);
   const auto most_depth = static_cast<std::int64_t>(std::ceil(static_cast<double>(most) / width));
   std::int64_t depth = depth_for(most_depth, cost);
-  if (depth == 0) {  // a probe now and then, the rarer the more it costs
-    const double wait =
-        static_cast<double>(pause_) * (1.0 + kPausePerCost * (cost.row + cost.step));
-    if (static_cast<double>(idle_) >= wait) depth = 1;
-  }
+  if (depth == 0 && waited(pause_, cost)) depth = 1;
   if (depth >= most_depth) return most;
   return std::min(most, static_cast<std::int64_t>(std::ceil(static_cast<double>(depth) * width)));
+}
+
+// A probe now and then, the rarer the more it costs.
+bool Brake::waited(std::int64_t pause, const DraftCost& cost) const {
+  const double wait = static_cast<double>(pause) * (1.0 + kPausePerCost * (cost.row + cost.step));
+  return static_cast<double>(idle_) >= wait;
+}
+
+bool Brake::probe_due(const DraftCost& cost) const {
+  return waited(std::max(pause_, kFirstPause), cost);
 }
 
 void Brake::observe(std::int64_t nodes, std::int64_t depth, std::int64_t accepted, bool rejected,

@@ -12,13 +12,14 @@ class RunningMean {
   static constexpr double kGuessWeight = 2.0;  ///< what came first, counted in observations
   static constexpr double kLeast = 0.1;        ///< of the newest observation's weight
 
-  explicit RunningMean(double guess = 1.0) : value_(guess) {}
+  explicit RunningMean(double guess = 1.0, double least = kLeast) : value_(guess), least_(least) {}
   void observe(double x);
   double value() const { return value_; }
   std::int64_t count() const { return count_; }
 
  private:
   double value_;
+  double least_;
   std::int64_t count_ = 0;
 };
 
@@ -29,17 +30,26 @@ class Acceptance {
  public:
   static constexpr std::int64_t kDepths = 32;  ///< deeper ones count as the last
 
-  explicit Acceptance(double guess = 1.0) : guess_(guess) {}
+  explicit Acceptance(double guess = 1.0, double least = RunningMean::kLeast)
+      : guess_(guess), least_(least) {}
+
+  /// What is known here, as another's guess: it weighs little and is soon overruled.
+  Acceptance as_guess() const;
 
   /// `accepted` >= 0 nodes of a path were; `rejected`: what the draft held next was not.
   void observe(std::int64_t accepted, bool rejected);
+  /// All of a draft was accepted whose next node had been left out, though it was this likely.
+  void observe_cut(std::int64_t accepted, double next);
 
   double alpha(std::int64_t depth) const;  ///< depth >= 1
   /// Expected accepted tokens of a draft of that depth: Σ over d of α_1 ⋯ α_d.
   double expected(std::int64_t depth) const;
 
  private:
+  void learn(std::int64_t accepted, std::int64_t decided, double next);
+
   double guess_;
+  double least_;            // of the newest observation's weight
   std::int64_t known_ = 0;  // depths that were ever decided
   std::array<RunningMean, kDepths> at_;
 };
@@ -92,8 +102,12 @@ class Brake {
                bool counts);
 
   const Acceptance& acceptance() const { return acceptance_; }
+  double width() const { return width_.value(); }  ///< nodes a depth
+  /// For those who ask for no draft by other reasons: whether a probe is due that costs so much.
+  bool probe_due(const DraftCost& cost) const;
 
  private:
+  bool waited(std::int64_t pause, const DraftCost& cost) const;
   std::int64_t depth_for(std::int64_t most_depth, const DraftCost& cost) const;
 
   Acceptance acceptance_;

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/philox.h"
+#include "decode/adasd.h"
 #include "decode/logits_state.h"
 #include "specrt/error.h"
 
@@ -29,6 +30,11 @@ void ChainDraft::draw_one(Chooser& chooser, std::span<const float> logits) {
   if (params.follows_target_noise()) {
     token = chooser.choose(row, params, position);
     log_prob = chooser.logprob(logits, token);
+    if (params.speculation.policy == Policy::adasd) {
+      const std::span<const float> law = chooser.softened(row, params);
+      tree->set_distribution(parent, law);
+      if (entropy(law) > request->stop_entropy) steps = 0;  // this one is the last
+    }
   } else {
     const std::span<const float> law = chooser.distribution(row, params);
     const std::uint32_t purpose = params.verification == Verification::block

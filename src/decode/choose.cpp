@@ -138,16 +138,26 @@ TokenId Chooser::draw(std::span<const float> weights, const SamplingParams& para
 
 std::span<float> Chooser::distribution(std::span<const float> logits,
                                        const SamplingParams& params) {
-  const std::span<float> law(law_.data(), logits.size());
   TokenId arg_max = 0;
   const float max = finite_max(*kernels_, logits, &arg_max);
-  if (params.greedy()) {
-    std::fill(law.begin(), law.end(), 0.0f);
-    law[static_cast<std::size_t>(arg_max)] = 1.0f;
-    return law;
-  }
+  if (!params.greedy()) return law_at(logits, max, params.temperature, params);
+  const std::span<float> law(law_.data(), logits.size());
+  std::fill(law.begin(), law.end(), 0.0f);
+  law[static_cast<std::size_t>(arg_max)] = 1.0f;
+  return law;
+}
+
+std::span<float> Chooser::softened(std::span<const float> logits, const SamplingParams& params) {
+  TokenId arg_max = 0;
+  const float max = finite_max(*kernels_, logits, &arg_max);
+  return law_at(logits, max, params.greedy() ? 1.0 : params.temperature, params);
+}
+
+std::span<float> Chooser::law_at(std::span<const float> logits, float max, double temperature,
+                                 const SamplingParams& params) {
+  const std::span<float> law(law_.data(), logits.size());
   const auto n = static_cast<std::int64_t>(logits.size());
-  const auto inv_temperature = static_cast<float>(1.0 / params.temperature);
+  const auto inv_temperature = static_cast<float>(1.0 / temperature);
   const double sum = kernels_->exp_weights(logits.data(), n, max, inv_temperature, weights_.data());
   if (!Filter::wanted(params, n)) {
     const auto scale = static_cast<float>(1.0 / sum);

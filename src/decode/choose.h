@@ -39,6 +39,9 @@ class Chooser {
   /// to about 1. One-hot where greedy. Valid until the next call.
   std::span<float> distribution(std::span<const float> logits, const SamplingParams& params);
 
+  /// The same, at temperature 1 where greedy.
+  std::span<float> softened(std::span<const float> logits, const SamplingParams& params);
+
   struct Pick {
     TokenId token = 0;
     double key = 0.0;       ///< of the race; -log(key) is log-weight plus noise
@@ -73,6 +76,8 @@ class Chooser {
   }
 
  private:
+  std::span<float> law_at(std::span<const float> logits, float max, double temperature,
+                          const SamplingParams& params);
   void race_on(std::span<float> weights, std::span<const std::int32_t> ids, double sum,
                const cpu::NoiseKey& key, std::int64_t count);
   double log_sum_exp(std::span<const float> logits, float* max);

@@ -68,7 +68,15 @@ void Decoder::Impl::choose(Sequence& s, std::span<const float> logits) {
     }
     const std::span<const float> row = chooser.processed(logits, s.state, s.state.constraint());
     const std::int32_t node = s.walk.node();
-    if (s.params.follows_target_noise()) {  // with `typical`: nothing was drafted
+    if (s.params.speculation.synthetic()) {
+      const std::int32_t child = synthetic_child(s);
+      const TokenId token = child < 0 ? chooser.choose(row, s.params, position)
+                                      : s.draft.tokens()[static_cast<std::size_t>(child)];
+      add_logprobs(s, logits, token, s.logprobs);
+      take(s, token, child);
+    } else if (s.verifies_adasd()) {
+      step_adasd(s, row, logits, position);
+    } else if (s.params.follows_target_noise()) {  // with `typical`: nothing was drafted
       const TokenId token = chooser.choose(row, s.params, position);
       add_logprobs(s, logits, token, s.logprobs);
       take(s, token, s.draft.child(node, token));
@@ -83,6 +91,47 @@ void Decoder::Impl::choose(Sequence& s, std::span<const float> logits) {
     fail(s, std::string(error.what()) + " at position " + std::to_string(position) +
                 " of sequence " + std::to_string(s.id));
   }
+}
+
+// AdaSD: the target's own choice where it was drafted, and else the drafted token where the two
+// laws are near enough. Drafts are chains.
+void Decoder::Impl::step_adasd(Sequence& s, std::span<const float> row,
+                               std::span<const float> logits, std::int64_t position) {
+  const std::int32_t node = s.walk.node();
+  TokenId token = chooser.choose(row, s.params, position);
+  std::int32_t child = s.draft.child(node, token);
+  if (s.draft.has_children(node)) {
+    const std::int32_t drafted = node + 1;
+    const TokenId other = s.draft.tokens()[static_cast<std::size_t>(drafted)];
+    const std::span<const float> draft = s.draft.distribution(node);
+    const std::span<const float> target = chooser.softened(row, s.params);
+    const double distance = js_distance(target, draft);
+    s.thresholds.observe(distance, child >= 0);
+    if (child < 0 && distance <= s.thresholds.accept_within() &&
+        target[static_cast<std::size_t>(other)] >= AdaptiveThresholds::kLeastProbability) {
+      token = other;
+      child = drafted;
+    }
+    if (child < 0) s.thresholds.observe_rejected(entropy(draft));
+  }
+  add_logprobs(s, logits, token, s.logprobs);
+  take(s, token, child);
+}
+
+// The child of the walk's node that preset probabilities accept, in draft order; -1: none, and what
+// the target chooses ends the walk, whether it was drafted or not.
+std::int32_t Decoder::Impl::synthetic_child(const Sequence& s) const {
+  const std::int32_t node = s.walk.node();
+  const auto size = static_cast<std::int32_t>(s.draft.size());
+  const auto depth = static_cast<std::int64_t>(s.walk.emitted().size()) + 1;
+  const double rate = s.params.speculation.synthetic_rate(depth);
+  std::uint32_t trial = 0;
+  for (std::int32_t child = node + 1; child < size; ++child) {
+    if (s.draft.parents()[static_cast<std::size_t>(child)] != node) continue;
+    const double u = coin(s.params, s.length() + depth - 1, purpose_word(Purpose::accept), trial++);
+    if (u < rate) return child;
+  }
+  return -1;
 }
 
 // Block verification looks at every node of the chain before it decides, so history and
@@ -216,7 +265,12 @@ void Decoder::Impl::choose_best(Sequence& s, const cpu::ArgMax& best, std::int64
     return;
   }
   const auto token = static_cast<TokenId>(best.index);
-  take(s, token, s.draft.child(s.walk.node(), token));
+  if (!s.params.speculation.synthetic()) {
+    take(s, token, s.draft.child(s.walk.node(), token));
+    return;
+  }
+  const std::int32_t child = synthetic_child(s);
+  take(s, child < 0 ? token : s.draft.tokens()[static_cast<std::size_t>(child)], child);
 }
 
 // Walks trees with what is known of kLogitRows rows at a time: logits, or the best of them. A

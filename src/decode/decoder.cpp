@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "decode/decoder_impl.h"
+#include "decode/row_cost.h"
 #include "decode/runner_options.h"
 
 namespace specrt {
@@ -15,21 +16,19 @@ void require_cache(const DecoderOptions& options) {
   }
 }
 
-// What one more row adds to a pass of one row, as a share of it; measured on a small model, of
-// which larger ones differ little: both costs grow with the weights. A clock's word would be nearer
-// the truth, and drafts would no longer repeat.
-double row_cost_of(CpuIsa isa) {
-  switch (isa) {
-    case CpuIsa::amx:
-      return 0.02;
-    case CpuIsa::avx512:
-      return 0.06;
-    case CpuIsa::avx2:
-      return 0.1;
-    case CpuIsa::scalar:
-      return 0.5;
+// A grammar's state cannot follow tokens that the target has not settled on.
+void check_constrained(const SamplingParams& params) {
+  if (params.verification == Verification::block || params.verification == Verification::typical) {
+    throw UnsupportedError(expected_got("verification", "coupled or rejection with a constraint",
+                                        name_of(params.verification)));
   }
-  return 0.5;
+  if (params.speculation.synthetic()) {
+    throw UnsupportedError(
+        "[synthetic_acceptance_rates] expected none with a constraint, got some");
+  }
+  if (params.speculation.policy == Policy::adasd) {
+    throw UnsupportedError("[policy] expected one other than 'adasd' with a constraint, got it");
+  }
 }
 
 }  // namespace
@@ -77,7 +76,8 @@ Decoder::Impl::Impl(const Model& model, const DecoderOptions& given)
       runner(model, runner_options(given, true)),
       chooser(runner.kernels(), model.config().vocab_size),
       weight_bytes(runner.memory().weights),
-      row_cost(row_cost_of(cpu_isa_from_name(runner.kernels().name))) {
+      row_cost(row_cost_of(cpu_isa_from_name(runner.kernels().name))),
+      cost(cpu_isa_from_name(runner.kernels().name)) {
   progress.reserve(static_cast<std::size_t>(options.max_batch_size));
 }
 
@@ -142,10 +142,12 @@ SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& p
   Impl& d = *impl_;
   d.require_idle("add");
   check(prompt, params);
-  if (constraint != nullptr && (params.verification == Verification::block ||
-                                params.verification == Verification::typical)) {
-    throw UnsupportedError(expected_got("verification", "coupled or rejection with a constraint",
-                                        name_of(params.verification)));
+  if (constraint != nullptr) check_constrained(params);
+  if (!params.speculation.drafts()) drafter = nullptr;
+  if (drafter != nullptr && params.speculation.policy == Policy::adasd && !drafter->tells_laws()) {
+    throw UnsupportedError(expected_got(
+        "policy", "a drafter that tells its laws over the target's vocabulary with 'adasd'",
+        drafter->name()));
   }
   const auto length = static_cast<std::int64_t>(prompt.size());
   const std::int64_t max_length = d.max_length(length, params.max_tokens);
@@ -159,7 +161,11 @@ SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& p
   sequence->id = d.next_id;
   sequence->params = params;
   sequence->drafter = drafter;
-  if (drafter != nullptr) sequence->step_cost = drafter->step_cost(d.weight_bytes);
+  if (drafter != nullptr) {
+    sequence->step_cost = drafter->step_cost(d.weight_bytes);
+    sequence->expected = d.record_of(drafter->name())->acceptance.as_guess();
+  }
+  sequence->added = std::chrono::steady_clock::now();
   sequence->prompt_tokens = length;
   sequence->prefill_tokens = length;
   sequence->max_length = max_length;
@@ -235,7 +241,8 @@ std::vector<SequenceState> Decoder::sequences() const {
   std::vector<SequenceState> out;
   for (const auto& s : impl_->live) {
     out.push_back({s->id, s->prefill_tokens - s->processed, s->length(), s->tokens_left(),
-                   s->drafter != nullptr});
+                   s->drafter != nullptr, s->params.speculation.num_speculative_tokens,
+                   s->params.speculation.policy, s->params.draft_changes_text()});
   }
   return out;
 }
@@ -256,6 +263,10 @@ MemoryUse Decoder::memory() const {
 std::int64_t Decoder::max_model_len() const { return impl_->runner.max_model_len(); }
 
 std::int64_t Decoder::max_rows() const { return impl_->runner.max_rows(); }
+
+std::int64_t Decoder::max_batch_size() const { return impl_->options.max_batch_size; }
+
+std::int64_t Decoder::vocab_size() const { return impl_->runner.config().vocab_size; }
 
 std::int64_t Decoder::free_kv_tokens() const {
   const KvCache& cache = impl_->runner.cache();

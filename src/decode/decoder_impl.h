@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "decode/choose.h"
+#include "decode/ema_tiers.h"
 #include "decode/sequence.h"
 #include "model/runner.h"
 #include "specrt/decoder.h"
@@ -62,6 +63,28 @@ struct Decoder::Impl {
   double draft_seconds = 0;  // of the round under way
   RoundTimes times;          // of the last finished round
   DecoderTotals totals;
+  /// What is known of one drafter's drafts, from all sequences.
+  struct DrafterRecord {
+    std::string name;
+    Acceptance acceptance{kFirstGuess, kSlow};
+    Calibration calibration;
+    static constexpr double kFirstGuess = 0.7;  // before any draft of its was decided
+    static constexpr double kSlow = 0.02;
+  };
+  std::vector<DrafterRecord> records;
+  CostModel cost;
+  EmaTiers tiers;
+  DrafterRecord* record_of(const std::string& name);
+  std::int64_t ema_initial() const;
+  std::int64_t decoding() const;
+  void record(Sequence& sequence, std::int64_t accepted, bool rejected);
+  void trim();
+  void fill_pass_costs(std::int64_t base, std::int64_t most) const;
+  double round_limit(std::int64_t prompt_rows, std::chrono::steady_clock::time_point now) const;
+  void add_probes(std::span<const std::size_t> which, const Allocation& best,
+                  std::vector<std::int64_t>& out) const;
+  void observe_round(double verify_seconds);
+
   std::vector<Progress> progress;
   // Scratch of a round.
   std::vector<Sequence*> drafting;
@@ -71,6 +94,14 @@ struct Decoder::Impl {
   std::vector<std::int64_t> logit_rows;
   std::vector<std::int32_t> path;
   std::vector<float> draft_law;
+  // Scratch of planning, which changes nothing.
+  mutable std::vector<double> node_gains;
+  mutable std::vector<double> pass_costs;
+  mutable std::vector<double> draft_costs;
+  std::vector<double> survival;
+  std::vector<std::int32_t> node_order;
+  std::vector<DraftCandidate> candidates;
+  std::vector<Sequence*> trimmed_of;
 
   Sequence& find(SequenceId id) {
     const auto found = by_id.find(id);
@@ -120,6 +151,9 @@ struct Decoder::Impl {
   void prune_by_constraint(Sequence& sequence);
   void choose(Sequence& sequence, std::span<const float> logits);
   void take(Sequence& sequence, TokenId token, std::int32_t child);
+  std::int32_t synthetic_child(const Sequence& sequence) const;
+  void step_adasd(Sequence& sequence, std::span<const float> row, std::span<const float> logits,
+                  std::int64_t position);
   void step_block(Sequence& sequence, std::span<const float> logits, std::int64_t position);
   void finish_block(Sequence& sequence);
   void step_typical(Sequence& sequence, std::span<const float> logits, std::int64_t position);

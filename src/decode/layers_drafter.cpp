@@ -62,6 +62,8 @@ class LayersDrafter final : public Drafter {
     while (!active_.empty()) step(*runner);
   }
 
+  bool tells_laws() const override { return true; }
+
  private:
   struct Active {
     ChainDraft draft;

@@ -75,6 +75,8 @@ class ModelDrafter final : public Drafter {
     return use;
   }
 
+  bool tells_laws() const override { return map_ == nullptr; }
+
   double step_cost(std::int64_t target_bytes) const override {
     const std::int64_t bytes = runner_.model().data().bytes_read(runner_.config().num_layers);
     return static_cast<double>(bytes) / static_cast<double>(target_bytes);

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <numeric>
+#include <optional>
 
 #include "specrt/decoder.h"
 #include "specrt/error.h"
@@ -24,37 +26,90 @@ void share_prefill(const std::vector<SequenceState>& states, std::int64_t rows, 
   }
 }
 
-// `limit` says how many draft nodes a sequence takes of those that it may have.
-template <typename Limit>
-Plan plan_up_to(const Decoder& decoder, std::int64_t num_speculative_tokens, const Limit& limit) {
+/// How many draft nodes each state may have: what it asks for, where all of it fits, else an even
+/// share of `rows`.
+std::vector<std::int64_t> shares(const std::vector<SequenceState>& states,
+                                 std::int64_t num_speculative_tokens, std::int64_t rows) {
+  std::vector<std::int64_t> out(states.size(), 0);
+  std::vector<std::size_t> drafting;
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    const SequenceState& state = states[i];
+    if (state.prompt_left > 0 || !state.has_drafter) continue;
+    out[i] =
+        state.num_speculative_tokens < 0 ? num_speculative_tokens : state.num_speculative_tokens;
+    drafting.push_back(i);
+  }
+  // Whoever asks for less than an even share leaves the rest to the others.
+  std::stable_sort(drafting.begin(), drafting.end(),
+                   [&](std::size_t a, std::size_t b) { return out[a] < out[b]; });
+  auto left = static_cast<std::int64_t>(drafting.size());
+  for (const std::size_t i : drafting) {
+    out[i] = std::min(out[i], rows / left--);
+    rows -= out[i];
+  }
+  return out;
+}
+
+// A policy that looks at clocks or at other sequences has no say where the draft has one in the
+// text: there a seed repeats what it gave.
+Policy policy_of(const SequenceState& state, std::optional<Policy> policy) {
+  const Policy asked = policy.value_or(state.policy);
+  const bool looks_around = asked == Policy::goodput || asked == Policy::ema_tiers;
+  return looks_around && state.draft_changes_text ? Policy::brake : asked;
+}
+
+// Under each sequence's own policy, or one for all.
+Plan plan_under(const Decoder& decoder, std::int64_t num_speculative_tokens,
+                std::optional<Policy> policy) {
   if (num_speculative_tokens < 0) {
     throw InvalidArgument(expected_got("num_speculative_tokens", "at least 0",
                                        std::to_string(num_speculative_tokens)));
   }
   const std::vector<SequenceState> states = decoder.sequences();
   std::int64_t decoding = 0;
-  bool prefilling = false;
-  std::int64_t drafting = 0;
-  for (const SequenceState& state : states) {
-    if (state.prompt_left > 0) {
-      prefilling = true;
-      continue;
-    }
-    ++decoding;
-    if (state.has_drafter) ++drafting;
-  }
+  for (const SequenceState& state : states) decoding += state.prompt_left > 0 ? 0 : 1;
+  const bool prefilling = decoding < static_cast<std::int64_t>(states.size());
   // Every decoding sequence has its row first, drafts share what is left (not all of it while a
   // prompt waits), prefill takes the rest.
   std::int64_t rows = decoder.max_rows() - decoding;
-  const std::int64_t for_drafts = prefilling ? rows * 3 / 4 : rows;
-  const std::int64_t nodes =
-      drafting == 0 ? 0 : std::min(num_speculative_tokens, for_drafts / drafting);
+  const std::vector<std::int64_t> most =
+      shares(states, num_speculative_tokens, prefilling ? rows * 3 / 4 : rows);
   Plan plan;
-  for (const SequenceState& state : states) {
-    plan.push_back({state.id, 0});
-    if (state.prompt_left > 0 || !state.has_drafter) continue;
-    plan.back().tokens = limit(state.id, nodes);
-    rows -= plan.back().tokens;
+  std::vector<std::int64_t> left_to_choose(states.size(), 0);
+  std::int64_t fixed_nodes = 0;
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    plan.push_back({states[i].id, 0});
+    if (most[i] == 0) continue;
+    switch (policy_of(states[i], policy)) {
+      case Policy::fixed:
+      case Policy::adasd:  // its drafter stops by itself
+        plan.back().tokens = most[i];
+        break;
+      case Policy::brake:
+        plan.back().tokens = decoder.draft_limit(states[i].id, most[i]);
+        break;
+      case Policy::ema_tiers:
+        plan.back().tokens = std::min(most[i], decoder.ema_steps());
+        break;
+      case Policy::goodput:
+        left_to_choose[i] = most[i];
+        break;
+      case Policy::off:
+        break;
+    }
+    fixed_nodes += plan.back().tokens;
+  }
+  rows -= fixed_nodes;
+  std::int64_t prompt_tokens = 0;
+  for (const SequenceState& state : states) prompt_tokens += state.prompt_left;
+  if (std::any_of(left_to_choose.begin(), left_to_choose.end(), [](auto n) { return n > 0; })) {
+    // Rows that drafts take from prompts have to be run later: they cost as if they came on top.
+    const std::vector<std::int64_t> nodes =
+        decoder.allocate(left_to_choose, fixed_nodes, std::min(rows, prompt_tokens));
+    for (std::size_t i = 0; i < states.size(); ++i) {
+      plan[i].tokens += nodes[i];
+      rows -= nodes[i];
+    }
   }
   share_prefill(states, rows, plan);
   std::size_t at = 0;
@@ -65,15 +120,20 @@ Plan plan_up_to(const Decoder& decoder, std::int64_t num_speculative_tokens, con
 
 }  // namespace
 
+Plan plan_policies(const Decoder& decoder, std::int64_t num_speculative_tokens) {
+  return plan_under(decoder, num_speculative_tokens, std::nullopt);
+}
+
+Plan plan_goodput(const Decoder& decoder, std::int64_t num_speculative_tokens) {
+  return plan_under(decoder, num_speculative_tokens, Policy::goodput);
+}
+
 Plan plan_fixed(const Decoder& decoder, std::int64_t num_speculative_tokens) {
-  return plan_up_to(decoder, num_speculative_tokens,
-                    [](SequenceId, std::int64_t nodes) { return nodes; });
+  return plan_under(decoder, num_speculative_tokens, Policy::fixed);
 }
 
 Plan plan_braked(const Decoder& decoder, std::int64_t num_speculative_tokens) {
-  return plan_up_to(decoder, num_speculative_tokens, [&](SequenceId id, std::int64_t nodes) {
-    return decoder.draft_limit(id, nodes);
-  });
+  return plan_under(decoder, num_speculative_tokens, Policy::brake);
 }
 
 }  // namespace specrt

@@ -6,13 +6,14 @@
 #include "specrt/error.h"
 
 namespace specrt {
-namespace {
 
 double coin(const SamplingParams& params, std::int64_t position, std::uint32_t purpose,
             std::uint32_t which) {
   return uniform_from_bits(noise_bits(params.seed, params.sample_index,
                                       static_cast<std::uint32_t>(position), purpose, which));
 }
+
+namespace {
 
 double sum_of(std::span<const float> values) {
   // Fixed chunks, as every vocabulary-wide sum.

@@ -10,6 +10,10 @@
 
 namespace specrt {
 
+/// A uniform number in (0, 1): the `which`-th of a purpose_word() at `position`.
+double coin(const SamplingParams& params, std::int64_t position, std::uint32_t purpose,
+            std::uint32_t which);
+
 /// What `rejection` verification decided at one node.
 struct Verdict {
   TokenId token = 0;

@@ -91,7 +91,7 @@ void Decoder::Impl::propose() {
       Sequence& s = *drafting[i];
       // The pass itself yields one token, so depths beyond tokens_left - 1 have no use.
       requests.push_back({s.id, s.tokens, s.planned, std::min(s.planned, s.tokens_left() - 1),
-                          &s.params, &s.state, &runner});
+                          &s.params, s.thresholds.stop_above(), &s.state, &runner});
       drafts[i - first].clear();
     }
     const std::span<DraftTree> out(drafts.data(), last - first);
@@ -182,6 +182,7 @@ void Decoder::begin_round(const Plan& plan) {
     s->prompt_rows = 0;
     s->wants_choice = false;
     s->pruned = false;
+    s->trimmed = -1.0;
     s->draft.clear();
     s->logprobs.clear();
     s->captured = false;
@@ -196,6 +197,7 @@ void Decoder::begin_round(const Plan& plan) {
     s.planned = item.tokens;
     s.in_pass = true;
     if (!s.prefilling() && s.drafter != nullptr && item.tokens > 0 && s.tokens_left() > 1) {
+      s.asked = item.tokens;
       d.drafting.push_back(&s);
     }
   }
@@ -204,6 +206,7 @@ void Decoder::begin_round(const Plan& plan) {
   });
   d.propose();
   d.draft_seconds = seconds_since(start);
+  d.trim();
   d.runner.begin();
   for (const PlanItem& item : plan) {
     Sequence& s = *d.by_id.at(item.id);
@@ -237,12 +240,16 @@ void Decoder::Impl::settle(Sequence& s) {
   if (prefill) {
     counters.tokens += 1;
     totals.counters.tokens += 1;
+    s.first_token = Clock::now();
   } else {
     const bool truncated = was_truncated(s);
     count_round(s, static_cast<std::int64_t>(emitted.size()), truncated, 1, counters);
     count_round(s, static_cast<std::int64_t>(emitted.size()), truncated, 1, totals.counters);
+    const bool rejected = s.draft.has_children(s.walk.node());
     s.brake.observe(std::ssize(s.draft.tokens()), s.draft.max_depth(), std::ssize(emitted) - 1,
-                    s.draft.has_children(s.walk.node()), !truncated);
+                    rejected, !truncated);
+    if (!truncated) record(s, std::ssize(emitted) - 1, rejected);
+    if (s.verifies_adasd()) s.thresholds.settle();
   }
   if (s.walk.end() == WalkEnd::stop) s.finish = Finish::stop;
   if (s.walk.end() == WalkEnd::length) s.finish = Finish::length;
@@ -301,6 +308,7 @@ std::span<const Progress> Decoder::finish_round() {
              std::chrono::duration<double>(forward_done - start).count(),
              seconds_since(forward_done)};
   d.count_pass();
+  d.observe_round(d.times.verify_seconds + d.times.sample_seconds);
   for (const auto& s : d.live) d.settle(*s);
   d.hand_over_features();
   for (const auto& s : d.live) {
@@ -326,6 +334,7 @@ std::span<const Progress> Decoder::finish_round() {
 }
 
 const DecoderTotals& Decoder::totals() const { return impl_->totals; }
+void Decoder::clear_totals() { impl_->totals = {}; }
 
 RoundTimes Decoder::last_times() const { return impl_->times; }
 

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "decode/acceptance.h"
+#include "decode/adasd.h"
 #include "decode/logits_state.h"
 #include "decode/rejection.h"
 #include "decode/typical.h"
@@ -27,6 +29,10 @@ struct Sequence {
   SequenceCounters counters;
   double step_cost = 0.0;  // Drafter::step_cost of its drafter
   Brake brake;
+  Acceptance expected;            // of its drafts, for `goodput`
+  AdaptiveThresholds thresholds;  // of `adasd`
+  std::chrono::steady_clock::time_point added;
+  std::chrono::steady_clock::time_point first_token;
   LogitsState state;  // history, penalties, masks
   std::vector<TokenLogprobs> prompt_logprobs;
   bool prompt_told = false;
@@ -35,10 +41,12 @@ struct Sequence {
 
   // This round.
   std::int64_t planned = 0;
+  std::int64_t asked = 0;  // draft nodes; `planned` becomes rows
   bool in_pass = false;
   std::int64_t prompt_rows = 0;  // prompt tokens in the pass
   bool wants_choice = false;     // its walk needs logits
   bool pruned = false;           // limits cut the draft short
+  double trimmed = -1.0;  // a chain was cut at a node this likely to be accepted; -1: not
   DraftTree draft;
   TreeWalk walk;
   BlockWalk block;
@@ -66,6 +74,9 @@ struct Sequence {
   bool verifies_typical() const {
     return params.verification == Verification::typical && !params.greedy() && !draft.empty();
   }
+  bool verifies_adasd() const {
+    return params.speculation.policy == Policy::adasd && !draft.empty();
+  }
   /// The node whose logits its walk waits for.
   std::int32_t awaited() const {
     if (verifies_block()) return block.node();
@@ -73,7 +84,8 @@ struct Sequence {
   }
   /// Whether a choice looks at nothing but the largest of the raw logits.
   bool wants_best_only() const {
-    return params.greedy() && params.logprobs < 0 && !wants_prompt_logprobs() && state.neutral();
+    return params.greedy() && params.logprobs < 0 && !wants_prompt_logprobs() && state.neutral() &&
+           !verifies_adasd();
   }
   bool wants_prompt_logprobs() const {
     return params.prompt_logprobs >= 0 && !prompt_told && prefilling();

@@ -44,7 +44,7 @@ def test_defaults_are_greedy(seen: dict[str, Any]) -> None:
     assert (result.exit_code, result.output) == (0, "out\n")
     assert (seen["model"], seen["text"]) == ("model", "in")
     assert seen["params"] == specrt.SamplingParams()
-    assert (seen["verification"], seen["cpu_isa"]) == ("coupled", "auto")
+    assert (seen["verification"], seen["policy"], seen["cpu_isa"]) == ("coupled", "brake", "auto")
 
 
 @pytest.mark.parametrize(
@@ -103,3 +103,5 @@ def test_wrong_options(options: list[str], says: str, seen: dict[str, Any]) -> N
 def test_settings(seen: dict[str, Any]) -> None:
     assert generate("--verification", "block", "--cpu-isa", "amx").exit_code == 0
     assert (seen["verification"], seen["cpu_isa"]) == ("block", "amx")
+    assert generate("--policy", "off").exit_code == 0
+    assert seen["policy"] == "off"

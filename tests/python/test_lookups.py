@@ -62,7 +62,7 @@ def test_the_same_bytes(l2: Path, l2_close: Path) -> None:
     with Engine(l2, **SMALL) as engine:
         expected = [engine.generate(*pair) for pair in zip(prompts(), params, strict=True)]
     tally = Tally()
-    for policy in ("brake", "fixed"):
+    for policy in ("brake", "goodput", "fixed"):
         for drafter, gamma in drafters(l2_close, known(expected)):
             options = {"num_speculative_tokens": gamma, "policy": policy, **SMALL}
             with Engine(l2, drafter, check_invariants=True, **options) as engine:
@@ -327,7 +327,7 @@ def test_merge_arguments(counter: Path) -> None:
 
 def test_policy(counter: Path) -> None:
     for policy in ("ema", "", None, 3, True):
-        with pytest.raises(InvalidArgumentError, match=r"\[policy\] expected 'brake' or 'fixed'"):
+        with pytest.raises(InvalidArgumentError, match=r"\[policy\] expected 'goodput', 'brake'"):
             Engine(counter, "ngram", policy=policy, **SMALL)
     with Engine(counter, "ngram", **SMALL) as engine:
         assert engine.policy == "brake"

@@ -129,6 +129,13 @@ def check_embed(build: Path, saved_model: tuple[Path, list[int], list[int]], *wh
     assert [int(line) for line in done.stdout.split()] == expected
     drafts = re.search(r"(\d+) of (\d+) drafts accepted", done.stderr)
     assert int(drafts[1]) > 0, "the n-gram drafter had no part in it"
+    # Several in one batch, of different lengths: each says what it says alone.
+    texts = run(build / "embed", path, MAX_TOKENS, *prompt, ",", *prompt[:-2], ",", *prompt).stdout
+    lines = [[int(token) for token in line.split()] for line in texts.splitlines()]
+    assert len(lines) == 3
+    assert lines[0] == lines[2] == expected
+    shorter = run(build / "embed", path, MAX_TOKENS, *prompt[:-2]).stdout
+    assert lines[1] == [int(token) for token in shorter.split()]
 
 
 def test_embed_with_the_wheel(

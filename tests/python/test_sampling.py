@@ -20,6 +20,7 @@ from specrt import (
     InvalidArgumentError,
     RequestOutput,
     SamplingParams,
+    Speculation,
     StructuredOutputs,
 )
 from specrt.drafters import DraftModel, NGram
@@ -343,6 +344,10 @@ GOOD_AND_BAD: dict[str, tuple[list[Any], list[Any]]] = {
         [[], "1", b"1", 5, [1.5], [True], [-1], [2**31], [None], {1}],
     ),
     "bad_words": ([None, [], ["a"], ("ab", " c")], ["a", b"a", 5, [""], [1], [None], [b"a"]]),
+    "speculation": (
+        [None, Speculation(), Speculation(drafter=False), Speculation(policy="fixed")],
+        ["fixed", {"policy": "fixed"}, 5, True, Speculation],
+    ),
     "posterior_threshold": ([None, 0.09, 1], [0, -0.1, 1.1, float("nan"), "x", True]),
     "posterior_alpha": ([None, 0.3, 1], [0, -0.1, float("nan"), float("inf"), "x", True]),
     "structured_outputs": (
@@ -355,8 +360,8 @@ GOOD_AND_BAD: dict[str, tuple[list[Any], list[Any]]] = {
 def test_every_field_is_known_here() -> None:
     names = {field.name for field in dataclasses.fields(SamplingParams)}
     assert names == set(GOOD_AND_BAD)
-    # What `typical` alone reads is shown in test_typical.py.
-    assert names - {"posterior_threshold", "posterior_alpha"} == set(SHOWS)
+    # What `typical` alone reads is shown in test_typical.py, speculation in test_policies.py.
+    assert names - {"posterior_threshold", "posterior_alpha", "speculation"} == set(SHOWS)
 
 
 @pytest.mark.parametrize("name", GOOD_AND_BAD)

@@ -1,0 +1,337 @@
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "decode/decoder_impl.h"
+
+// Policy `goodput` inside a decoder: what it knows of drafts and costs, and the two choices that
+// rest on it, before drafting and behind it.
+
+namespace specrt {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr double kHopedFor = 0.9;          // acceptance for which a probe would have to pay
+constexpr std::int64_t kUntrimmed = 16;    // one round in so many is not trimmed, and shows more
+constexpr std::size_t kMostDrafters = 64;  // records of; beyond, the last one is shared
+
+double seconds_between(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+double pace(const Sequence& s, Clock::time_point now) {
+  const double target = s.params.speculation.target_tpot_seconds;
+  if (target <= 0.0) return 0.0;
+  return pace_of(target, seconds_between(s.first_token, now), s.counters.tokens - 1);
+}
+
+bool is_chain(const DraftTree& draft) {
+  for (std::size_t node = 0; node < draft.size(); ++node) {
+    if (draft.parents()[node] != static_cast<std::int32_t>(node) - 1) return false;
+  }
+  return true;
+}
+
+// Drafters without confidences leave log-probabilities out, or at 0.
+bool has_confidences(const DraftTree& draft) {
+  return std::any_of(draft.log_probs().begin(), draft.log_probs().end(),
+                     [](float log_prob) { return log_prob != 0.0f; });
+}
+
+}  // namespace
+
+Decoder::Impl::DrafterRecord* Decoder::Impl::record_of(const std::string& name) {
+  for (DrafterRecord& one : records) {
+    if (one.name == name) return &one;
+  }
+  if (records.size() < kMostDrafters) {
+    records.emplace_back();
+    records.back().name = name;
+  }
+  return &records.back();
+}
+
+std::int64_t Decoder::Impl::decoding() const {
+  return std::count_if(live.begin(), live.end(), [](const auto& s) { return !s->prefilling(); });
+}
+
+// What running sequences ask for that follow the tiers; -1: they say nothing.
+std::int64_t Decoder::Impl::ema_initial() const {
+  std::int64_t most = -1;
+  for (const auto& s : live) {
+    if (s->params.speculation.policy == Policy::ema_tiers) {
+      most = std::max(most, s->params.speculation.num_speculative_tokens);
+    }
+  }
+  return most;
+}
+
+std::int64_t Decoder::ema_steps() const {
+  return impl_->tiers.steps(impl_->decoding(), impl_->ema_initial());
+}
+
+// What became of one draft, for the sequence itself and as a guess for later ones.
+void Decoder::Impl::record(Sequence& s, std::int64_t accepted, bool rejected) {
+  if (s.draft.empty() && s.trimmed < 0.0) return;
+  DrafterRecord& known = *record_of(s.drafter->name());
+  if (s.trimmed >= 0.0 && !rejected) {
+    s.expected.observe_cut(accepted, s.trimmed);
+    known.acceptance.observe_cut(accepted, s.trimmed);
+  } else {
+    s.expected.observe(accepted, rejected);
+    known.acceptance.observe(accepted, rejected);
+  }
+  if (!has_confidences(s.draft) || s.params.speculation.synthetic()) return;
+  const std::vector<std::int32_t>& taken = s.walk.path();
+  const auto is_on_path = [&](std::int32_t node) {
+    return std::binary_search(taken.begin(), taken.end(), node);
+  };
+  for (std::size_t node = 0; node < s.draft.size(); ++node) {
+    const std::int32_t parent = s.draft.parents()[node];
+    if (parent != DraftTree::kRoot && !is_on_path(parent)) continue;
+    known.calibration.observe(std::exp(double{s.draft.log_probs()[node]}),
+                              is_on_path(static_cast<std::int32_t>(node)));
+  }
+}
+
+// After the pass, before anything of it is entered.
+void Decoder::Impl::observe_round(double seconds) {
+  std::int64_t sequences = 0;
+  std::int64_t context = 0;
+  std::int64_t steps = 0;
+  std::int64_t tiered = 0;
+  std::int64_t tier_accepted = 0;
+  bool prefilling = false;
+  for (const auto& s : live) {
+    if (!s->in_pass || s->finish != Finish::none) continue;
+    ++sequences;
+    context += s->length();
+    prefilling = prefilling || s->prefilling();
+    if (s->prefilling() || s->drafter == nullptr) continue;
+    if (s->params.speculation.policy == Policy::ema_tiers && !s->params.draft_changes_text()) {
+      ++tiered;
+      tier_accepted += std::ssize(s->walk.emitted()) - 1;
+    }
+  }
+  if (tiered > 0) {
+    tiers.observe(decoding(), ema_initial(),
+                  static_cast<double>(tier_accepted) / static_cast<double>(tiered));
+  }
+  // Rows of prompts need no logits, so such passes are of another kind.
+  if (!prefilling && sequences > 0) cost.observe_pass(runner.rows(), sequences, context, seconds);
+  if (drafting.empty()) return;
+  for (const Sequence* s : drafting) {
+    // The first draft of a sequence runs its prompt as well.
+    if (s->counters.drafted == 0 || s->drafter->name() != drafting.front()->drafter->name()) return;
+    steps = std::max(steps, static_cast<std::int64_t>(std::ceil(static_cast<double>(s->asked) /
+                                                                std::max(1.0, s->brake.width()))));
+  }
+  const Sequence& first = *drafting.front();
+  cost.observe_draft(first.drafter->name(), first.step_cost, steps, std::ssize(drafting),
+                     draft_seconds);
+}
+
+// Passes of `base` rows and 0 to `most` draft nodes.
+void Decoder::Impl::fill_pass_costs(std::int64_t base, std::int64_t most) const {
+  std::int64_t context = 0;
+  for (const auto& s : live) context += s->length();
+  pass_costs.clear();
+  double longest = 0.0;
+  for (std::int64_t n = 0; n <= most; ++n) {
+    longest = std::max(longest, cost.pass_seconds(base + n, std::ssize(live), context));
+    pass_costs.push_back(longest);
+  }
+}
+
+// What the round may take for every waiting prompt to be in time.
+double Decoder::Impl::round_limit(std::int64_t prompt_rows, Clock::time_point now) const {
+  double limit = 0.0;
+  for (const auto& s : live) {
+    const double target = s->params.speculation.target_ttft_seconds;
+    if (!s->prefilling() || target <= 0.0) continue;
+    const std::int64_t left = s->prompt_tokens - s->processed;
+    const std::int64_t rows = std::max<std::int64_t>(1, std::min(left, prompt_rows));
+    const auto rounds = static_cast<double>((left + rows - 1) / rows);
+    const double slack = std::max(1e-9, target - seconds_between(s->added, now)) / rounds;
+    limit = limit == 0.0 ? slack : std::min(limit, slack);
+  }
+  return limit;
+}
+
+std::vector<std::int64_t> Decoder::allocate(std::span<const std::int64_t> most,
+                                            std::int64_t fixed_nodes,
+                                            std::int64_t prompt_rows) const {
+  const Impl& d = *impl_;
+  if (most.size() != d.live.size()) {
+    throw InvalidArgument(expected_got("most", std::to_string(d.live.size()) + " numbers",
+                                       std::to_string(most.size())));
+  }
+  std::vector<std::int64_t> out(most.size(), 0);
+  const Clock::time_point now = Clock::now();
+  std::int64_t total = 0;
+  std::size_t deepest = 0;
+  std::vector<DraftCandidate> candidates;
+  std::vector<std::size_t> which;
+  std::vector<std::size_t> first_gain;
+  std::vector<const Sequence*> drafters;  // one a drafter
+  d.node_gains.clear();
+  for (std::size_t i = 0; i < most.size(); ++i) {
+    const Sequence& s = *d.live[i];
+    if (most[i] <= 0 || s.prefilling() || s.drafter == nullptr) continue;
+    DraftCandidate one;
+    one.width = std::max(1.0, s.brake.width());
+    // Deeper nodes could never be used.
+    const auto useful = static_cast<std::int64_t>(
+        std::ceil(one.width * static_cast<double>(std::max<std::int64_t>(0, s.tokens_left() - 1))));
+    const std::int64_t nodes = std::min(most[i], useful);
+    first_gain.push_back(d.node_gains.size());
+    double reached = 1.0;
+    std::int64_t depth = 0;
+    for (std::int64_t place = 0; place < nodes; ++place) {
+      const auto at = static_cast<std::int64_t>(static_cast<double>(place) / one.width) + 1;
+      for (; depth < at; ++depth) reached *= s.expected.alpha(depth + 1);
+      d.node_gains.push_back(reached / one.width);
+    }
+    deepest = std::max(deepest, static_cast<std::size_t>(depth));
+    one.pace_seconds = pace(s, now);
+    one.node_seconds = d.cost.draft_of(s.drafter->name(), s.step_cost).sequence / one.width;
+    total += nodes;
+    candidates.push_back(one);
+    which.push_back(i);
+    if (std::none_of(drafters.begin(), drafters.end(), [&](const Sequence* other) {
+          return other->drafter->name() == s.drafter->name();
+        })) {
+      drafters.push_back(&s);
+    }
+  }
+  if (candidates.empty()) return out;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const std::size_t end = i + 1 < candidates.size() ? first_gain[i + 1] : d.node_gains.size();
+    candidates[i].gains = std::span(d.node_gains).subspan(first_gain[i], end - first_gain[i]);
+  }
+  const std::int64_t decoding = d.decoding();
+  d.fill_pass_costs(decoding + fixed_nodes + prompt_rows, total);
+  d.draft_costs.assign(deepest + 1, 0.0);
+  for (const Sequence* s : drafters) {
+    const CostModel::Draft cost = d.cost.draft_of(s->drafter->name(), s->step_cost);
+    for (std::size_t depth = 1; depth <= deepest; ++depth) {
+      d.draft_costs[depth] += cost.call + static_cast<double>(depth) * cost.step;
+    }
+  }
+  RoundCosts costs{d.pass_costs, d.draft_costs, d.round_limit(prompt_rows, now)};
+  const Allocation best =
+      allocate_drafts(candidates, costs, static_cast<double>(decoding - std::ssize(candidates)));
+  for (std::size_t i = 0; i < which.size(); ++i) out[which[i]] = best.nodes[i];
+  d.add_probes(which, best, out);
+  return out;
+}
+
+// Sequences that get nothing are tried again now and then, where a draft that succeeds would pay.
+void Decoder::Impl::add_probes(std::span<const std::size_t> which, const Allocation& best,
+                               std::vector<std::int64_t>& out) const {
+  std::int64_t given = 0;
+  std::int64_t idle = 0;
+  for (std::size_t i = 0; i < which.size(); ++i) {
+    given += best.nodes[i];
+    idle += best.nodes[i] == 0 ? 1 : 0;
+  }
+  if (idle == 0 || best.missed > 0 || draft_costs.size() < 2) return;
+  const auto at = [&](std::int64_t n) {
+    return pass_costs[static_cast<std::size_t>(std::min(n, std::ssize(pass_costs) - 1))];
+  };
+  const double more = at(given + idle) - at(given) + (given == 0 ? draft_costs[1] : 0.0);
+  const double hoped = kHopedFor * static_cast<double>(idle);
+  if ((best.tokens + hoped) * best.seconds <= best.tokens * (best.seconds + more)) return;
+  const DraftCost share{more / best.seconds, 0.0};
+  for (std::size_t i = 0; i < which.size(); ++i) {
+    if (best.nodes[i] == 0 && live[which[i]]->brake.probe_due(share)) out[which[i]] = 1;
+  }
+}
+
+// With the drafts at hand their confidences say more than averages did: the least likely nodes go
+// where the pass is cheaper without them by more than they would bring.
+void Decoder::Impl::trim() {
+  std::int64_t total = 0;
+  std::int64_t rows = 0;
+  candidates.clear();
+  trimmed_of.clear();
+  for (const auto& s : live) {
+    if (!s->in_pass || s->finish != Finish::none) continue;
+    rows += s->prefilling() ? std::min(s->planned, s->prompt_tokens - s->processed)
+                            : 1 + std::ssize(s->draft.tokens());
+    const bool may = s->params.speculation.policy == Policy::goodput && !s->draft.empty() &&
+                     !s->params.draft_changes_text() && !s->params.speculation.synthetic() &&
+                     s->counters.rounds % kUntrimmed != 0 && has_confidences(s->draft);
+    if (!may) continue;
+    total += std::ssize(s->draft.tokens());
+    trimmed_of.push_back(s.get());
+  }
+  if (trimmed_of.empty()) return;
+  const Clock::time_point now = Clock::now();
+  node_gains.clear();
+  node_order.clear();
+  for (const Sequence* s : trimmed_of) {
+    const Calibration& calibration = record_of(s->drafter->name())->calibration;
+    const DraftTree& draft = s->draft;
+    const auto start = static_cast<std::ptrdiff_t>(node_order.size());
+    survival.clear();
+    for (std::size_t node = 0; node < draft.size(); ++node) {
+      const std::int32_t parent = draft.parents()[node];
+      const double above = parent < 0 ? 1.0 : survival[static_cast<std::size_t>(parent)];
+      survival.push_back(above * calibration.acceptance(std::exp(double{draft.log_probs()[node]}),
+                                                        s->expected.alpha(draft.depths()[node])));
+      node_order.push_back(static_cast<std::int32_t>(node));
+    }
+    std::stable_sort(
+        node_order.begin() + start, node_order.end(), [&](std::int32_t a, std::int32_t b) {
+          return survival[static_cast<std::size_t>(a)] > survival[static_cast<std::size_t>(b)];
+        });
+    for (auto at = node_order.begin() + start; at != node_order.end(); ++at) {
+      node_gains.push_back(survival[static_cast<std::size_t>(*at)]);
+    }
+    DraftCandidate one;
+    one.width = static_cast<double>(draft.size());  // drafted already: depth costs nothing
+    one.pace_seconds = pace(*s, now);
+    candidates.push_back(one);
+  }
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const std::size_t size = trimmed_of[i]->draft.size();
+    candidates[i].gains = std::span(node_gains).subspan(first, size);
+    first += size;
+  }
+  fill_pass_costs(rows - total, total);
+  constexpr double kDrafted[] = {0.0, 0.0};
+  const Allocation best = allocate_drafts(candidates, {pass_costs, kDrafted, 0.0},
+                                          static_cast<double>(decoding() - std::ssize(candidates)));
+  first = 0;
+  for (std::size_t i = 0; i < trimmed_of.size(); ++i) {
+    Sequence& s = *trimmed_of[i];
+    const std::size_t size = s.draft.size();
+    const auto kept = static_cast<std::size_t>(best.nodes[i]);
+    if (kept < size) {
+      if (is_chain(s.draft)) {
+        const double above = kept == 0 ? 1.0 : candidates[i].gains[kept - 1];
+        s.trimmed = above > 0.0 ? candidates[i].gains[kept] / above : 0.0;
+      }
+      std::vector<bool> marks(size, false);
+      for (std::size_t k = 0; k < kept; ++k) {
+        marks[static_cast<std::size_t>(node_order[first + k])] = true;
+      }
+      s.draft.keep(marks);
+      s.pruned = false;
+    }
+    first += size;
+  }
+}
+
+const CostModel& Decoder::cost_model() const { return impl_->cost; }
+
+void Decoder::set_cost_model(CostModel model) { impl_->cost = std::move(model); }
+
+void Decoder::set_draft_cost(const std::string& drafter, const CostModel::Draft& cost) {
+  impl_->cost.set_draft(drafter, cost);
+}
+
+}  // namespace specrt

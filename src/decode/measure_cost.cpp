@@ -1,0 +1,236 @@
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <unordered_set>
+
+#include "specrt/decoder.h"
+#include "specrt/error.h"
+
+namespace specrt {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int64_t kPrompt = 8;
+constexpr std::int64_t kOutput = 96;
+constexpr std::int64_t kLongContext = 1024;
+constexpr int kSweeps = 3;              // of all sizes, if there is time
+constexpr std::int64_t kManyRows = 64;  // beyond, a pass has to be worth its time
+// What shapes the staircase first, what fills it in later.
+constexpr std::int64_t kRows[] = {1, 8,  32, 2,  16, 64, 4, 128, 17, 33,
+                                  3, 12, 24, 48, 65, 96, 6, 256, 512};
+
+/// Drafts as many nodes as it may, whatever they are.
+class Bush final : public Drafter {
+ public:
+  explicit Bush(std::int64_t vocab_size) : vocab_(vocab_size) {}
+  const std::string& name() const override { return name_; }
+  void admit(SequenceId, std::span<const TokenId>, std::int64_t) override {}
+  void propose(std::span<const DraftRequest> requests, std::span<DraftTree> out) override {
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      out[i].clear();
+      for (std::int64_t node = 0; node < requests[i].max_nodes; ++node) {
+        if (node / vocab_ >= requests[i].max_depth) break;
+        out[i].add(static_cast<TokenId>(node % vocab_),
+                   node < vocab_ ? DraftTree::kRoot : static_cast<std::int32_t>(node - vocab_));
+      }
+    }
+  }
+  void observe(SequenceId, std::span<const TokenId>) override {}
+  void release(SequenceId) override {}
+  MemoryUse memory() const override { return {}; }
+
+ private:
+  std::string name_ = "bush";
+  std::int64_t vocab_;
+};
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+/// Sequences that serve for measuring, and the budget.
+class Bench {
+ public:
+  Bench(Decoder& decoder, double seconds, int passes)
+      : decoder_(decoder), least_seconds_(seconds), least_passes_(passes), start_(Clock::now()) {}
+  ~Bench() {
+    clear();
+    decoder_.clear_totals();
+  }
+  Bench(const Bench&) = delete;
+  Bench& operator=(const Bench&) = delete;
+
+  bool has_time() const { return passes_ < least_passes_ || spent() < least_seconds_; }
+  /// Whether a pass of so many seconds is worth its place.
+  bool affords(double seconds) const { return spent() + 4.0 * seconds < least_seconds_; }
+
+  /// `count` sequences whose prompts are in the cache. False where they do not fit.
+  bool set(std::int64_t count, std::int64_t prompt, const std::shared_ptr<Drafter>& drafter) {
+    if (drafter != drafter_ || prompt != prompt_) clear();
+    drafter_ = drafter;
+    prompt_ = prompt;
+    while (std::ssize(ids_) > count) {
+      decoder_.cancel(*ids_.begin());
+      ids_.erase(ids_.begin());
+    }
+    SamplingParams params;
+    params.max_tokens = std::min(kOutput, decoder_.max_model_len() - prompt);
+    params.speculation.policy = Policy::fixed;
+    const std::vector<TokenId> text(static_cast<std::size_t>(prompt), 0);
+    while (std::ssize(ids_) < count) {
+      if (!decoder_.can_add(prompt, params.max_tokens)) return false;
+      ids_.insert(decoder_.add(text, params, drafter));
+    }
+    while (prefilling() > 0) run(0);
+    return std::ssize(ids_) == count;
+  }
+
+  /// One round in which each drafts so many nodes, or their prompts go on.
+  RoundTimes run(std::int64_t nodes) {
+    for (const Progress& one : decoder_.round(plan_fixed(decoder_, nodes))) {
+      if (one.finish != Finish::none) ids_.erase(one.id);
+    }
+    ++passes_;
+    return decoder_.last_times();
+  }
+
+ private:
+  double spent() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+  std::int64_t prefilling() const {
+    const std::vector<SequenceState> states = decoder_.sequences();
+    return std::count_if(states.begin(), states.end(),
+                         [](const SequenceState& one) { return one.prompt_left > 0; });
+  }
+  void clear() {
+    for (const SequenceId id : ids_) decoder_.cancel(id);
+    ids_.clear();
+  }
+
+  Decoder& decoder_;
+  double least_seconds_;
+  int least_passes_;
+  Clock::time_point start_;
+  int passes_ = 0;
+  std::shared_ptr<Drafter> drafter_;
+  std::int64_t prompt_ = 0;
+  std::unordered_set<SequenceId> ids_;
+};
+
+double pass_seconds(const RoundTimes& times) { return times.verify_seconds + times.sample_seconds; }
+
+struct Sample {
+  std::int64_t rows = 0;
+  std::vector<double> seconds;
+};
+
+CostModel::Table table_of(const std::vector<Sample>& samples) {
+  CostModel::Table table;
+  for (const Sample& one : samples) {
+    if (!one.seconds.empty()) table.emplace_back(one.rows, median(one.seconds));
+  }
+  std::sort(table.begin(), table.end());
+  return table;
+}
+
+// Seconds of drafting so deep for so many.
+std::optional<double> draft_time(Bench& bench, const std::shared_ptr<Drafter>& drafter,
+                                 std::int64_t count, std::int64_t nodes, std::int64_t prompt) {
+  std::vector<double> seen;
+  for (int i = 0; i < kSweeps; ++i) {
+    if (!bench.set(count, prompt, drafter)) return std::nullopt;
+    if (i == 0) {
+      bench.run(nodes);  // the first draft runs the prompt
+      if (!bench.set(count, prompt, drafter)) return std::nullopt;
+    }
+    seen.push_back(bench.run(nodes).draft_seconds);
+  }
+  return median(seen);
+}
+
+}  // namespace
+
+CostModel measure_cost(Decoder& decoder, std::shared_ptr<Drafter> drafter,
+                       std::int64_t num_speculative_tokens, double seconds, int passes) {
+  if (!decoder.idle()) {
+    throw InvalidArgument("[measure_cost] expected an idle decoder, got one with sequences");
+  }
+  CostModel model = CostModel(decoder.cpu_isa());
+  const std::int64_t limit = decoder.max_model_len();
+  const std::int64_t prompt = std::min<std::int64_t>(kPrompt, limit / 4);
+  if (prompt < 1) return model;  // no room for anything to measure
+  Bench bench(decoder, seconds, passes);
+  const auto bush = std::make_shared<Bush>(decoder.vocab_size());
+  if (!bench.set(1, prompt, bush)) return model;
+  bench.run(0);  // warms up
+
+  std::vector<Sample> samples;
+  for (const std::int64_t rows : kRows) {
+    if (rows <= decoder.max_rows()) samples.push_back({rows, {}});
+  }
+  for (int sweep = 0; sweep < kSweeps; ++sweep) {
+    for (Sample& one : samples) {
+      if (!bench.has_time()) break;
+      const CostModel::Table table = table_of(samples);
+      if (one.rows > kManyRows && !table.empty() &&
+          !bench.affords(table.back().second * static_cast<double>(one.rows) /
+                         static_cast<double>(table.back().first))) {
+        continue;
+      }
+      if (!bench.set(1, prompt, bush)) break;
+      one.seconds.push_back(pass_seconds(bench.run(one.rows - 1)));
+    }
+  }
+  CostModel::Table table = table_of(samples);
+  if (table.empty()) return model;
+  model.set_pass(table, 0.0, 0.0);
+
+  double per_sequence = 0.0;
+  const std::int64_t many = std::min<std::int64_t>(8, decoder.max_batch_size());
+  if (many > 1 && bench.set(many, prompt, bush)) {
+    std::vector<double> seen;
+    for (int i = 0; i < kSweeps && bench.set(many, prompt, bush); ++i) {
+      seen.push_back(pass_seconds(bench.run(0)));
+    }
+    per_sequence = std::max(
+        0.0, (median(seen) - model.pass_seconds(many, 1, 0)) / static_cast<double>(many - 1));
+  }
+  double per_token = 0.0;
+  const std::int64_t far = std::min(kLongContext, limit / 2);
+  const double prefill = model.pass_seconds(std::min(far, decoder.max_rows()), 1, 0) *
+                         static_cast<double>((far + decoder.max_rows() - 1) / decoder.max_rows());
+  if (far >= 8 * prompt && bench.affords(prefill) && bench.set(1, far, bush)) {
+    std::vector<double> seen;
+    for (int i = 0; i < kSweeps && bench.set(1, far, bush); ++i)
+      seen.push_back(pass_seconds(bench.run(0)));
+    per_token = std::max(
+        0.0, (median(seen) - model.pass_seconds(1, 1, 0)) / static_cast<double>(far - prompt));
+  }
+  model.set_pass(std::move(table), per_sequence, per_token);
+
+  // Drafters that cost next to nothing show what they take as they go.
+  if (drafter == nullptr || drafter->step_cost(decoder.memory().weights) <= 0.0) return model;
+  const std::int64_t deep = std::clamp<std::int64_t>(num_speculative_tokens, 1, 8);
+  const std::optional<double> one = draft_time(bench, drafter, 1, 1, prompt);
+  if (!one) return model;
+  CostModel::Draft cost{0.0, *one, 0.0};
+  if (deep > 1) {
+    const std::optional<double> all = draft_time(bench, drafter, 1, deep, prompt);
+    const std::optional<double> crowd =
+        many > 1 ? draft_time(bench, drafter, many, deep, prompt) : std::nullopt;
+    if (all) {
+      if (crowd) {
+        cost.sequence = std::max(0.0, (*crowd - *all) / static_cast<double>(deep * (many - 1)));
+      }
+      const double step = std::max(0.0, (*all - *one) / static_cast<double>(deep - 1));
+      cost.step = std::max(0.0, step - cost.sequence);
+      cost.call = std::max(0.0, *one - step);
+    }
+  }
+  model.set_draft(drafter->name(), cost);
+  return model;
+}
+
+}  // namespace specrt

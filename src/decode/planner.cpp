@@ -1,0 +1,183 @@
+#include "specrt/planner.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "specrt/error.h"
+
+namespace specrt {
+namespace {
+
+struct Node {
+  double gain = 0.0;
+  std::size_t candidate = 0;
+  std::int64_t place = 0;  // among the candidate's own
+  std::int64_t depth = 0;
+};
+
+/// A choice that may turn out to be the best.
+struct Found {
+  double rate = 0.0;
+  std::int64_t missed = 0;
+  double tokens = 0.0;
+  double seconds = 0.0;
+  std::int64_t depth = 0;
+  std::int64_t nodes = 0;
+
+  bool better_than(const Found& other) const {
+    return missed != other.missed ? missed < other.missed : rate > other.rate;
+  }
+};
+
+class Search {
+ public:
+  Search(std::span<const DraftCandidate> candidates, const RoundCosts& costs, double other_tokens)
+      : candidates_(candidates), costs_(costs), base_(other_tokens) {
+    for (std::size_t i = 0; i < candidates.size(); ++i) {
+      const DraftCandidate& one = candidates[i];
+      base_ += 1.0;
+      targets_ = targets_ || one.pace_seconds > 0.0;
+      for (std::size_t place = 0; place < one.gains.size(); ++place) {
+        const auto depth =
+            static_cast<std::int64_t>(static_cast<double>(place) / std::max(one.width, 1.0)) + 1;
+        if (depth >= static_cast<std::int64_t>(costs.draft.size())) break;
+        nodes_.push_back({one.gains[place], i, static_cast<std::int64_t>(place), depth});
+        deepest_ = std::max(deepest_, depth);
+      }
+    }
+    // Gains fall within a candidate, so that its nodes come in their own order.
+    std::stable_sort(nodes_.begin(), nodes_.end(),
+                     [](const Node& a, const Node& b) { return a.gain > b.gain; });
+    targets_ = targets_ || costs.limit_seconds > 0.0;
+    needed_.resize(candidates.size());
+  }
+
+  Allocation best() {
+    Found best = look(0, 0);
+    const double plain = best.rate;
+    for (std::int64_t depth = 1; depth <= deepest_; ++depth) {
+      if (targets_) {
+        for (std::int64_t n = 1; n < std::ssize(costs_.pass); ++n) {
+          consider(look(depth, n), plain, best);
+        }
+      } else {
+        sweep(depth, plain, best);
+      }
+    }
+    Allocation out;
+    out.nodes.resize(candidates_.size(), 0);
+    out.tokens = best.tokens;
+    out.seconds = best.seconds;
+    out.missed = best.missed;
+    if (best.nodes > 0) look(best.depth, best.nodes, &out.nodes);
+    return out;
+  }
+
+ private:
+  static void consider(const Found& found, double plain, Found& best) {
+    // A draft that gains next to nothing is not worth its risk, unless a target asks for it.
+    if (found.missed == best.missed && found.rate < kLeastGain * plain) return;
+    if (found.better_than(best)) best = found;
+  }
+
+  // Without targets one pass over the nodes serves every total.
+  void sweep(std::int64_t depth, double plain, Found& best) {
+    double tokens = base_;
+    double node_seconds = 0.0;
+    std::int64_t n = 0;
+    for (const Node& node : nodes_) {
+      if (node.depth > depth) continue;
+      if (++n >= std::ssize(costs_.pass)) return;
+      tokens += node.gain;
+      node_seconds += candidates_[node.candidate].node_seconds;
+      const double seconds = seconds_of(depth, n) + node_seconds;
+      consider({tokens / seconds, 0, tokens, seconds, depth, n}, plain, best);
+    }
+  }
+
+  double seconds_of(std::int64_t depth, std::int64_t n) const {
+    return costs_.pass[static_cast<std::size_t>(n)] + costs_.draft[static_cast<std::size_t>(depth)];
+  }
+
+  // The best of n nodes no deeper than `depth`: first what targets need, then what gains most.
+  Found look(std::int64_t depth, std::int64_t n, std::vector<std::int64_t>* out = nullptr) {
+    Found found;
+    found.depth = depth;
+    found.nodes = n;
+    found.tokens = base_;
+    found.seconds = seconds_of(depth, n);
+    std::int64_t left = n;
+    if (targets_) {
+      found.missed += costs_.limit_seconds > 0.0 && found.seconds > costs_.limit_seconds ? 1 : 0;
+      for (std::size_t i = 0; i < candidates_.size(); ++i) {
+        needed_[i] = needed(candidates_[i], depth, found.seconds);
+        if (needed_[i] > left) needed_[i] = kOutOfReach;
+        if (needed_[i] == kOutOfReach) {
+          ++found.missed;
+          needed_[i] = 0;
+        }
+        left -= needed_[i];
+      }
+    } else {
+      std::fill(needed_.begin(), needed_.end(), 0);
+    }
+    double node_seconds = 0.0;
+    for (const Node& node : nodes_) {
+      if (node.depth > depth) continue;
+      const bool is_needed = node.place < needed_[node.candidate];
+      if (!is_needed && left == 0) continue;
+      left -= is_needed ? 0 : 1;
+      found.tokens += node.gain;
+      node_seconds += candidates_[node.candidate].node_seconds;
+      if (out != nullptr) ++(*out)[node.candidate];
+    }
+    found.seconds += node_seconds;
+    found.rate = found.tokens / found.seconds;
+    return found;
+  }
+
+  static constexpr std::int64_t kOutOfReach = -1;
+
+  /// The fewest nodes with which a round of so many seconds keeps the candidate's pace.
+  static std::int64_t needed(const DraftCandidate& one, std::int64_t depth, double seconds) {
+    if (one.pace_seconds <= 0.0) return 0;
+    double tokens = 1.0;
+    const double wanted = seconds / one.pace_seconds;
+    const auto most = std::min<std::int64_t>(
+        std::ssize(one.gains),
+        static_cast<std::int64_t>(static_cast<double>(depth) * std::max(one.width, 1.0)));
+    for (std::int64_t nodes = 0;; ++nodes) {
+      if (tokens >= wanted) return nodes;
+      if (nodes == most) return kOutOfReach;
+      tokens += one.gains[static_cast<std::size_t>(nodes)];
+    }
+  }
+
+  std::span<const DraftCandidate> candidates_;
+  RoundCosts costs_;
+  double base_ = 0.0;  // tokens without any draft
+  bool targets_ = false;
+  std::int64_t deepest_ = 0;
+  std::vector<Node> nodes_;
+  std::vector<std::int64_t> needed_;
+};
+
+}  // namespace
+
+Allocation allocate_drafts(std::span<const DraftCandidate> candidates, const RoundCosts& costs,
+                           double other_tokens) {
+  if (costs.pass.empty() || costs.draft.empty()) {
+    throw InvalidArgument(
+        "[costs] expected passes from 0 nodes and drafts from depth 0 on, got none");
+  }
+  return Search(candidates, costs, other_tokens).best();
+}
+
+double pace_of(double target, double elapsed, std::int64_t tokens) {
+  if (!(target > 0.0)) return 0.0;
+  const auto window = static_cast<double>(kPaceTokens);
+  const double left = target * (static_cast<double>(tokens) + window) - elapsed;
+  return std::clamp(left / window, target / 4.0, target * 4.0);
+}
+
+}  // namespace specrt

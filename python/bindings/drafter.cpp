@@ -201,23 +201,22 @@ void bind_drafter(py::module_& module) {
          std::vector<std::int64_t> feature_layers, bool feature_normed, std::int64_t depth,
          std::int64_t top_k, std::vector<TokenId> target_of_draft, std::shared_ptr<ThreadTeam> team,
          const std::string& cpu_isa, bool check_invariants) {
-        DraftHeadOptions options =
-            head_options(name, kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
-                         kv_cache_dtype, enable_prefix_caching, std::move(feature_layers),
-                         feature_normed, depth, top_k, std::ssize(modules),
-                         std::move(target_of_draft));
+        DraftHeadOptions options = head_options(
+            name, kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
+            kv_cache_dtype, enable_prefix_caching, std::move(feature_layers), feature_normed, depth,
+            top_k, std::ssize(modules), std::move(target_of_draft));
         options.team = std::move(team);
         options.cpu_isa = cpu_isa;
         options.check_invariants = check_invariants;
         const py::gil_scoped_release released;
         return make_head_drafter(std::span(modules), target, options);
       },
-      py::arg("modules"), py::arg("target"), py::kw_only(), py::arg("name"), py::arg("kv_cache_bytes"),
-      py::arg("max_model_len"), py::arg("max_batch_size"), py::arg("max_rows"),
-      py::arg("block_size"), py::arg("kv_cache_dtype"), py::arg("enable_prefix_caching"),
-      py::arg("feature_layers"), py::arg("feature_normed"), py::arg("depth"), py::arg("top_k"),
-      py::arg("target_of_draft"), py::arg("team"), py::arg("cpu_isa"),
-      py::arg("check_invariants") = false,
+      py::arg("modules"), py::arg("target"), py::kw_only(), py::arg("name"),
+      py::arg("kv_cache_bytes"), py::arg("max_model_len"), py::arg("max_batch_size"),
+      py::arg("max_rows"), py::arg("block_size"), py::arg("kv_cache_dtype"),
+      py::arg("enable_prefix_caching"), py::arg("feature_layers"), py::arg("feature_normed"),
+      py::arg("depth"), py::arg("top_k"), py::arg("target_of_draft"), py::arg("team"),
+      py::arg("cpu_isa"), py::arg("check_invariants") = false,
       "A head over the target's hidden states: a chain (top_k 1) or EAGLE-2's trees. Of several "
       "modules the k-th drafts the k-th token.");
   module.def(
@@ -258,8 +257,8 @@ void bind_drafter(py::module_& module) {
       py::arg("max_batch_size"), py::arg("max_rows"), py::arg("block_size"),
       py::arg("kv_cache_dtype"), py::arg("enable_prefix_caching"), py::arg("feature_layers"),
       py::arg("feature_normed"), py::arg("depth"), py::arg("top_k"), py::arg("modules"),
-      py::arg("sequences"),
-      py::arg("tokens"), "A head's KV bytes for that many sequences of that many tokens.");
+      py::arg("sequences"), py::arg("tokens"),
+      "A head's KV bytes for that many sequences of that many tokens.");
 
   module.def(
       "make_watched_drafter",

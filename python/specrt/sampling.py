@@ -217,6 +217,9 @@ class SamplingParams:
             raise _wrong("stop_token_ids", "token ids", stops)
         if not self.ignore_eos:
             stops += [one for one in eos_token_ids if one not in stops]
+        typical: dict[str, Any] = {
+            name: float(value) for name in _TYPICAL if (value := getattr(self, name)) is not None
+        }
         return CoreSamplingParams(
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
@@ -234,11 +237,7 @@ class SamplingParams:
             sample_index=sample_index,
             stop_token_ids=stops,
             verification=verification,
-            **{
-                name: float(value)
-                for name in _TYPICAL
-                if (value := getattr(self, name)) is not None
-            },
+            **typical,
             logprobs=-1 if self.logprobs is None else min(self.logprobs, 2**31 - 1),
             # The prompt's are the same for every sample: the first one tells them.
             prompt_logprobs=(

@@ -19,8 +19,8 @@ class ThreadPool {
   int size() const;
 
   /// Calls body(begin, end) with shares of [0, count), on as many threads as are there in time:
-  /// contiguous, split evenly, by (count, size()) only. Returns when all are done. Allocates nothing; the body
-  /// must not throw.
+  /// contiguous, split evenly, by (count, size()) only. Returns when all are done. Allocates
+  /// nothing; the body must not throw.
   template <typename Body>
   void parallel(std::int64_t count, const Body& body) {
     run(

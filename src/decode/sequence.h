@@ -46,7 +46,7 @@ struct Sequence {
   std::int64_t prompt_rows = 0;  // prompt tokens in the pass
   bool wants_choice = false;     // its walk needs logits
   bool pruned = false;           // limits cut the draft short
-  double trimmed = -1.0;  // a chain was cut at a node this likely to be accepted; -1: not
+  double trimmed = -1.0;         // a chain was cut at a node this likely to be accepted; -1: not
   DraftTree draft;
   TreeWalk walk;
   BlockWalk block;

@@ -12,6 +12,8 @@ import typer
 
 import specrt
 
+from .cli_train import app as train_app
+
 app = typer.Typer(
     name="specrt",
     help="Speculative decoding of large language models: faster, and the same bytes.",
@@ -19,6 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(train_app)
 
 
 def cmake_dir() -> Path:

@@ -430,6 +430,8 @@ class _Reader:
         outer.unused(key)
         nested.unused(key)
         named = given if given is not None else outer.raw.get(key) or nested.raw.get(key)
+        if named is None:  # what `specrt train` writes beside the default, which others go by
+            named = outer.raw.get("specrt_aux_layer_ids")
         if named is None:
             layers = [2, count // 2, count - 3]
             if not all(0 <= one <= count for one in layers):

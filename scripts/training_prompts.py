@@ -3,9 +3,9 @@
     python scripts/training_prompts.py --count 8000 --seed 0 --out prompts.jsonl
     python scripts/training_prompts.py --held-out --out held_out.jsonl
 
-The first are as a user's might be (chat 55 %, code 12 %, code given 7 %, rewriting 12 %, summarising
-7 %, question answering 7 %), all different, the same for the same seed. The held-out ones share no
-topic and no template with them; nor do the benchmark's own (`specrt.benchmark`).
+The first are as a user's might be (chat 55 %, code 12 %, code given 7 %, rewriting 12 %,
+summarising 7 %, question answering 7 %), all different, the same for the same seed. The held-out
+ones share no topic and no template with them; nor do the benchmark's own (`specrt.benchmark`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def passage(r: random.Random) -> str:
     thing, verb, month = r.choice(THINGS), r.choice(VERBS), r.choice(words.MONTHS)
     number, feeling = r.choice(words.NUMBERS), r.choice(FEELINGS)
     openings = [
-        f"{person} is a {role} from {place}. In {month} {person} {verb} {thing} {r.choice(REASONS)}.",
+        f"{person} is a {role} from {place}. In {month} {person} {verb} {thing} "
+        f"{r.choice(REASONS)}.",
         f"Last {month}, {person}, who works as a {role} in {place}, {verb} {thing}, "
         f"{r.choice(REASONS)}.",
         f"People in {place} still talk about {person}, the {role}. One morning in {month} {person} "

@@ -13,6 +13,7 @@ __all__: list[str] = [
     "CoreSamplingParams",
     "Decoder",
     "DraftTree",
+    "FeatureRecorder",
     "MedusaBuilder",
     "MedusaConfig",
     "MedusaHeads",
@@ -327,6 +328,30 @@ class CoreDrafter:
     def memory(self) -> MemoryUse: ...
     @property
     def name(self) -> str: ...
+
+
+class FeatureRecorder(CoreDrafter):
+    """
+    A drafter that drafts nothing and keeps the target's hidden states of its sequences.
+    """
+
+    def __init__(
+        self,
+        *,
+        feature_layers: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        feature_normed: bool,
+    ) -> None:
+        """
+        Which states, as the decoder's arguments of these names.
+        """
+
+    def take(
+        self, id: typing.SupportsInt | typing.SupportsIndex
+    ) -> numpy.typing.NDArray[numpy.uint16]:
+        """
+        Those of a sequence that has ended, bfloat16 bits [positions, states * hidden], once.
+        The last token was not run unless it belongs to the prompt, so it has none.
+        """
 
 
 class MedusaConfig:

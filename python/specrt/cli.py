@@ -265,13 +265,16 @@ def quantize(
 @app.command()
 def demo(
     threads: Annotated[int | None, typer.Option(help="All usable cores unless given.")] = None,
+    head: Annotated[
+        Path | None, typer.Option(help="An EAGLE-3 head for the demo's model, one more drafter.")
+    ] = None,
 ) -> None:
-    """Generate with a small model, without and with n-gram speculation, and compare."""
+    """Generate with a small model, without and with speculation, and compare."""
     from rich.console import Console
 
     from specrt.demo import run
 
-    if not run(Console(), threads):
+    if not run(Console(), threads, head):
         fail("the text changed with speculation, which must never happen")
 
 

@@ -223,9 +223,7 @@ def features_width(tables: TargetTables, features: Features) -> int:
 
 def _most_rows(plan: _Plan, options: DataOptions, shard: int) -> int:
     more = options.max_new_tokens if options.generate else 0
-    return sum(
-        min(len(plan.prompts[one][0]) + more, options.max_length) for one in plan.of(shard)
-    )
+    return sum(min(len(plan.prompts[one][0]) + more, options.max_length) for one in plan.of(shard))
 
 
 def _fill(

@@ -63,7 +63,8 @@ class Eagle3Trainer:
     ) -> None:
         """A fresh head. `scales` [states * hidden] are the sizes of the target's channels.
 
-        The layer is random; output head and last norm start as the target's own.
+        The layer is random; the output head starts as the target's with its norm folded in, at
+        a size that gives random states logits of size 1.
         """
         self.target, self.sizes, self.vocabulary = target, sizes, vocabulary
         self.test_steps, self.dtype = test_steps, dtype
@@ -82,6 +83,7 @@ class Eagle3Trainer:
         h, ffn = target.hidden_size, sizes.intermediate_size
         q, kv = target.num_heads * target.head_dim, target.num_kv_heads * target.head_dim
         parts = len(sizes.aux_layers)
+        head = lm_head[kept].float() * norm_weight.float()
         made = {
             "fc.weight": matrix((h, parts * h), g),
             "midlayer.hidden_norm.weight": torch.ones(h),
@@ -94,8 +96,8 @@ class Eagle3Trainer:
             "midlayer.mlp.gate_proj.weight": matrix((ffn, h), g),
             "midlayer.mlp.up_proj.weight": matrix((ffn, h), g),
             "midlayer.mlp.down_proj.weight": matrix((h, ffn), g),
-            "norm.weight": norm_weight.float().clone(),
-            "lm_head.weight": lm_head[kept].float().clone(),
+            "norm.weight": torch.ones(h),
+            "lm_head.weight": head / head.norm(dim=1).mean(),
         }
         self.parameters = {name: value.requires_grad_() for name, value in made.items()}
 
@@ -132,7 +134,9 @@ class Eagle3Trainer:
         """States [steps, rows, hidden] before the output head, and the teacher's logits."""
         p, t, dtype = self.parameters, self.target, self.dtype
         eps = t.norm_eps
-        w = {name: one.to(dtype) for name, one in p.items() if one.ndim == 2 and name != "fc.weight"}
+        w = {
+            name: one.to(dtype) for name, one in p.items() if one.ndim == 2 and name != "fc.weight"
+        }
         fc = (p["fc.weight"] / self._scales).to(dtype)
         stream = F.linear(batch.features.to(dtype), fc).float()
         embedded = norm(
@@ -161,8 +165,8 @@ class Eagle3Trainer:
             return torch.cat([tokens, normed], -1)
 
         whole = first_input(stream, embedded)
-        k = heads(whole, 1, batch.positions)
-        v = heads(whole, 2, batch.positions)
+        k = heads(whole, 1, batch.positions).split_with_sizes(batch.contexts)
+        v = heads(whole, 2, batch.positions).split_with_sizes(batch.contexts)
         x, into = stream[batch.flat_rows], whole[batch.flat_rows]
         further: list[tuple[torch.Tensor, torch.Tensor]] = []
         out = []
@@ -178,13 +182,17 @@ class Eagle3Trainer:
                 further.append((
                     heads(into, 1, batch.row_positions), heads(into, 2, batch.row_positions)
                 ))  # fmt: skip
-            q = heads(into, 0, batch.row_positions)
+            q = heads(into, 0, batch.row_positions).split_with_sizes(batch.rows)
+            # split, since the backward pass of a slice writes all that is not in it.
+            apart = [
+                (a.split_with_sizes(batch.rows), b.split_with_sizes(batch.rows)) for a, b in further
+            ]
             attended = torch.cat([
                 attend(
-                    q[rows], k[context], v[context], batch.hidden(text, step),
-                    [(a[rows], b[rows]) for a, b in further],
+                    q[text], k[text], v[text], batch.hidden(text, step),
+                    [(a[text], b[text]) for a, b in apart],
                 )
-                for text, (rows, context) in enumerate(batch.texts)
+                for text in range(len(q))
             ])  # fmt: skip
             x = after(x, attended)
             out.append(norm(x, p["norm.weight"], eps).to(dtype))
@@ -256,9 +264,10 @@ class _Batch:
     ) -> None:
         parts = len(sizes.aux_layers)
         features, teachers, tokens, flat, own, favourites = [], [], [], [], [], []
-        self.texts: list[tuple[slice, slice]] = []
+        self.rows = [len(one.rows) for one in rows]
+        self.contexts = [one.context for one in rows]
         self._visible: list[tuple[torch.Tensor, int]] = []
-        runs, at, row = [], 0, 0
+        runs, at = [], 0
         for example, of in zip(examples, rows, strict=True):
             width = example.features.shape[1] // (parts + 1)
             kept = torch.from_numpy(np.asarray(example.features[: of.context + 1]).copy())
@@ -271,14 +280,13 @@ class _Batch:
             tokens.append(torch.from_numpy(example.tokens[1 : 1 + of.context].astype(np.int64)))
             flat.append(where + at)
             own.append(where)
-            self.texts.append((slice(row, row + len(where)), slice(at, at + of.context)))
             self._visible.append((where, of.context))
             # How many rows before a row stand right before it.
             gaps = np.flatnonzero(np.diff(of.rows, prepend=-2) != 1)
             starts = np.zeros(len(of.rows), dtype=np.int64)
             starts[gaps] = gaps
             runs.append(torch.from_numpy(np.arange(len(of.rows)) - np.maximum.accumulate(starts)))
-            at, row = at + of.context, row + len(where)
+            at += of.context
         self.features = torch.cat(features)
         self.teacher_states, self.favourites = torch.cat(teachers), torch.cat(favourites)
         self.next_tokens = torch.cat(tokens)

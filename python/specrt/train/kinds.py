@@ -31,7 +31,8 @@ SCALED_FROM = 500
 class Kind(Protocol):
     """One kind of drafter, with its options."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def features(self, tables: TargetTables) -> Features:
         """The target's states that it is trained from, the final norm's output last."""

@@ -74,8 +74,10 @@ class LoopOptions:
             if value is None and name in ("epochs", "max_minutes"):
                 continue
             fine = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not fine or not math.isfinite(value) or not (
-                value > 0 or (value == 0 and name == "weight_decay")
+            if (
+                not fine
+                or not math.isfinite(value)
+                or not (value > 0 or (value == 0 and name == "weight_decay"))
             ):
                 raise InvalidArgumentError(f"[{name}] expected a number > 0, got {value!r}")
         if self.steps is not None and self.epochs is not None:
@@ -186,7 +188,7 @@ def _run(
         for group in optimiser.param_groups:
             group["lr"] = rate
         loss, right, rows = trainer.loss([examples[one] for one in chosen])
-        value = float(loss)
+        value = float(loss.detach())
         if not math.isfinite(value):
             raise NumericError(f"[loss] expected a finite number, got {value} in step {state.step}")
         optimiser.zero_grad(set_to_none=True)

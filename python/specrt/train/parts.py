@@ -14,7 +14,7 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from ..loading.source import Tensor as Stored
 
-__all__ = ["attend", "matrix", "norm", "product_dtype", "rotate", "rotary_tables", "stored"]
+__all__ = ["attend", "matrix", "norm", "product_dtype", "rotary_tables", "rotate", "stored"]
 
 
 def product_dtype(precision: str) -> torch.dtype:
@@ -80,12 +80,13 @@ def attend(
     each = heads // groups
     # Query heads of a group side by side: [groups, each * rows, dim].
     own = q.view(rows, groups, each, dim).permute(1, 2, 0, 3).reshape(groups, each * rows, dim)
+    own = own * (1.0 / math.sqrt(dim))
     scores = torch.bmm(own, k.permute(1, 2, 0)).float().view(groups, each, rows, positions)
-    scores = (scores * (1.0 / math.sqrt(dim))).masked_fill(hidden, -math.inf)
+    scores = scores.masked_fill(hidden, -math.inf)
     own = own.view(groups, each, rows, dim)
     if further:
         extra = [
-            (own * one.permute(1, 0, 2)[:, None]).float().sum(-1, keepdim=True) / math.sqrt(dim)
+            (own * one.permute(1, 0, 2)[:, None]).float().sum(-1, keepdim=True)
             for one, _ in further
         ]
         scores = torch.cat([scores, *extra], -1)

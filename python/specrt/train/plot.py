@@ -29,7 +29,9 @@ def plot_history(history: Sequence[Point], path: Path, title: str) -> None:
     loss.set_ylabel("loss a row")
     loss.set_title(title)
     for position in range(len(history[0].right) if history else 0):
-        right.plot(steps, [one.right[position] for one in history], label=f"position {position + 1}")
+        right.plot(
+            steps, [one.right[position] for one in history], label=f"position {position + 1}"
+        )
     right.set_ylabel("favourite right")
     right.set_xlabel("step")
     right.set_ylim(0.0, 1.0)

@@ -14,12 +14,12 @@ from ..benchmark import BenchPrompt, builtin_prompts
 from ..errors import LoadError
 from .collect import DataOptions, collect
 from .evaluate import Measured, as_json, as_table, evaluate
-from .shards import write_atomically
 from .favourites import add_favourites
 from .kinds import Kind
 from .loop import LoopOptions, Point, run_loop
 from .parts import stored
 from .plot import plot_history
+from .shards import write_atomically
 from .target import TargetTables
 
 if TYPE_CHECKING:
@@ -216,8 +216,6 @@ def _bar(console: Console, what: str) -> Iterator[Any]:
         nonlocal last
         if time.monotonic() - last >= 30.0:
             last = time.monotonic()
-            console.print(
-                f"{what}: {done / total:.0%} {note}", highlight=False, soft_wrap=True
-            )
+            console.print(f"{what}: {done / total:.0%} {note}", highlight=False, soft_wrap=True)
 
     yield line

@@ -88,9 +88,13 @@ class ShardStore:
         # One text after another, so that nothing is held twice.
         rows = sum(len(one.features) for one in examples)
         shape = (rows, width.pop() if width else 0)
-        target = np.lib.format.open_memmap(
-            self._name(shard, "features.npy"), "w+", dtype=np.uint16, shape=shape
-        ) if rows else None
+        target = (
+            np.lib.format.open_memmap(
+                self._name(shard, "features.npy"), "w+", dtype=np.uint16, shape=shape
+            )
+            if rows
+            else None
+        )
         at = 0
         for one in examples:
             if target is not None:

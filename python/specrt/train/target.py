@@ -138,9 +138,7 @@ class RunningTarget:
                     )
 
 
-def run_texts(
-    target: RunningTarget, texts: Iterable[tuple[int, list[int]]]
-) -> Iterator[Ran]:
+def run_texts(target: RunningTarget, texts: Iterable[tuple[int, list[int]]]) -> Iterator[Ran]:
     """Run given texts whole: (number, tokens) -> their hidden states, nothing chosen."""
     from ..sampling import SamplingParams
 

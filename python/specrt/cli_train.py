@@ -181,3 +181,41 @@ def eagle3(
 
 
 _command(_eagle3_kind, eagle3)
+
+
+def _medusa_kind(**options: Any) -> Kind:
+    from .train.kinds import MedusaKind
+
+    return MedusaKind(**options)
+
+
+def medusa(
+    num_heads: Annotated[int, typer.Option(help="Tokens ahead.")] = 4,
+    num_layers: Annotated[int, typer.Option(help="Residual blocks of a head.")] = 1,
+    draft_vocab_size: Annotated[
+        int, typer.Option(help="Tokens that they can say; 0: all, in the reference's layout.")
+    ] = 8192,
+) -> dict[str, Any]:
+    """Medusa-1 heads, in vLLM's layout or the reference's."""
+    return {
+        "num_heads": num_heads,
+        "num_layers": num_layers,
+        "draft_vocab_size": draft_vocab_size or None,
+    }
+
+
+def _draft_kind(**options: Any) -> Kind:
+    from .train.kinds import DraftKind
+
+    return DraftKind(**options)
+
+
+def draft(
+    layers: Annotated[int, typer.Option(help="Of the target's, evenly spread.")] = 4,
+) -> dict[str, Any]:
+    """A smaller Llama distilled from the target: some of its layers, its embedding and head."""
+    return {"layers": layers}
+
+
+_command(_medusa_kind, medusa)
+_command(_draft_kind, draft)

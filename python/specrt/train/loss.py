@@ -53,7 +53,10 @@ class HeadLoss(torch.autograd.Function):
         steps, rows, width = states.shape
         flat = gradient.view(steps * rows, -1)
         of_states = torch.mm(flat, head).view(steps, rows, width) * given[0].to(flat.dtype)
-        of_head = torch.mm(flat.t(), states.reshape(steps * rows, width)) * given[0].to(flat.dtype)
+        of_head = None
+        if ctx.needs_input_grad[1]:
+            of_head = torch.mm(flat.t(), states.reshape(steps * rows, width))
+            of_head = of_head * given[0].to(flat.dtype)
         return of_states, of_head, None, None
 
 

@@ -134,28 +134,30 @@ def train(kind: Kind, options: TrainOptions, console: Console) -> Report:
         seconds["favourites"] = time.monotonic() - started
         identity = {"kind": kind.name, **kind.identity()}
         identity["data"] = collected.learnt
-    started = time.monotonic()
-    with _bar(console, "training") as bar:
+        started = time.monotonic()
+        with _bar(console, "training") as bar:
 
-        def told(done: float, point: Point) -> None:
-            right = " ".join(f"{one:.3f}" for one in point.right)
-            bar(done, 1.0, f"step {point.step}, loss {point.loss:.3f}, right {right}")
+            def told(done: float, point: Point) -> None:
+                right = " ".join(f"{one:.3f}" for one in point.right)
+                bar(done, 1.0, f"step {point.step}, loss {point.loss:.3f}, right {right}")
 
-        history = run_loop(
-            trainer,
-            examples,
-            kind.sizes(examples),
-            options.loop,
-            work,
-            identity=identity,
-            say=say,
-            told=told,
+            history = run_loop(
+                trainer,
+                examples,
+                kind.sizes(examples),
+                options.loop,
+                work,
+                identity=identity,
+                say=say,
+                told=told,
+            )
+        seconds["training"] = time.monotonic() - started
+        last = history[-1]
+        say(f"training: {last.step} steps, loss {last.loss:.3f} ({seconds['training']:.0f} s)")
+        kind.write(trainer, tables, options.out)
+        plot_history(
+            history, options.out / "training.png", f"{kind.name} for {Path(tables.name).name}"
         )
-    seconds["training"] = time.monotonic() - started
-    last = history[-1]
-    say(f"training: {last.step} steps, loss {last.loss:.3f} ({seconds['training']:.0f} s)")
-    kind.write(trainer, options.out)
-    plot_history(history, options.out / "training.png", f"{kind.name} for {Path(tables.name).name}")
     measured = _measure(kind, options, prompts, seconds, console)
     report = Report(history, measured, collected.examples, collected.learnt, seconds)
     told_all = {

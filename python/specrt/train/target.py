@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..loading import Checkpoint, ModelFields
     from ..loading.source import Tensor
     from ..sampling import SamplingParams
+    from ..text import Tokenizer
 
 __all__ = ["Ran", "RunningTarget", "TargetTables", "run_texts"]
 
@@ -172,6 +173,10 @@ class TargetTables:
     def tensor(self, canonical: str) -> Tensor:
         """A tensor by its canonical name, float32 or bfloat16 bits."""
         return self._checkpoint.tensor(canonical)
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The checkpoint's own, if it has one."""
+        return self._checkpoint.load_tokenizer()
 
     def lm_head(self) -> Tensor:
         """The output head, which is the embedding where they are tied."""

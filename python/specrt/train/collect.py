@@ -268,8 +268,8 @@ def _fill(
         told(done, total, tokens)
         if len(waiting[shard]) == len(plan.of(shard)):
             examples = waiting.pop(shard)
-            held = sum(one.features.nbytes for one in examples.values())
-            if store.bytes_used() + held > options.max_disk:
+            ordered = [examples[one] for one in sorted(examples)]
+            if store.bytes_used() + store.bytes_of(ordered) > options.max_disk:
                 full = True
                 continue
-            store.write(shard, [examples[one] for one in sorted(examples)])
+            store.write(shard, ordered)

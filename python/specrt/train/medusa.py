@@ -76,9 +76,9 @@ class MedusaTrainer:
             ahead = rows[:, None] + 1 + np.arange(self.num_heads)
             fits = ahead < min(len(example.features), len(example.tokens) - 1)
             ahead = np.where(fits, ahead, 0)
-            kept = torch.from_numpy(np.asarray(example.features[:, -width:])).view(torch.bfloat16)
-            states.append(kept[torch.from_numpy(rows)])
-            teachers.append(kept[torch.from_numpy(ahead)])
+            kept = np.array(example.features[:, -width:])
+            states.append(torch.from_numpy(kept[rows]).view(torch.bfloat16))
+            teachers.append(torch.from_numpy(kept[ahead]).view(torch.bfloat16))
             assert example.favourites is not None
             favourites.append(torch.from_numpy(example.favourites[ahead].astype(np.int64)))
             behind = np.asarray(example.learnt)[ahead + 1] > 0

@@ -105,6 +105,15 @@ class ShardStore:
         told = {"examples": len(examples), "rows": rows, "width": shape[1]}
         write_atomically(self._name(shard, "json"), json.dumps(told) + "\n")
 
+    @staticmethod
+    def bytes_of(examples: Sequence[Example]) -> int:
+        """What a shard of these takes at most, favourites included."""
+        rows = sum(len(one.features) for one in examples)
+        tokens = sum(len(one.tokens) for one in examples)
+        states = sum(one.features.nbytes for one in examples)
+        headers = 5 * 128 + 128
+        return states + 4 * rows + 5 * tokens + 16 * len(examples) + headers
+
     def shards(self) -> list[int]:
         """Those that are whole, in order."""
         return sorted(int(one.name[6:11]) for one in self.folder.glob("shard-?????.json"))

@@ -263,6 +263,28 @@ def quantize(
 
 
 @app.command()
+def doctor(
+    target: Annotated[str, typer.Argument(help="A folder, a GGUF file or a Hugging Face hub id.")],
+    drafter: Annotated[
+        str, typer.Argument(help="The folder or hub id of a head or smaller model, or mtp.")
+    ],
+    dtype: Annotated[str, typer.Option(help="Of the target, as for generate.")] = "auto",
+    tokenizer: Annotated[str | None, typer.Option(help="A folder, where TARGET has none.")] = None,
+) -> None:
+    """Find out whether a drafter goes with a target, and if not, how it was meant."""
+    from rich.console import Console
+
+    from .doctor import diagnose
+
+    diagnosis = diagnose(target, drafter, dtype=dtype, tokenizer=tokenizer)
+    console = Console()
+    console.print(diagnosis.table())
+    console.print(diagnosis.verdict, highlight=False, soft_wrap=True)
+    if not diagnosis.healthy:
+        raise typer.Exit(1)
+
+
+@app.command()
 def demo(
     threads: Annotated[int | None, typer.Option(help="All usable cores unless given.")] = None,
     head: Annotated[

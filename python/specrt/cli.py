@@ -270,16 +270,23 @@ def doctor(
     ],
     dtype: Annotated[str, typer.Option(help="Of the target, as for generate.")] = "auto",
     tokenizer: Annotated[str | None, typer.Option(help="A folder, where TARGET has none.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A file with a prompt a line; ten built-in ones else.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Of each answer.")] = 64,
 ) -> None:
     """Find out whether a drafter goes with a target, and if not, how it was meant."""
     from rich.console import Console
 
-    from .doctor import diagnose
+    from .doctor import PROMPTS, diagnose
 
-    diagnosis = diagnose(target, drafter, dtype=dtype, tokenizer=tokenizer)
+    asked = PROMPTS if prompts is None else [one for one in _text_of(prompts).splitlines() if one]
+    diagnosis = diagnose(
+        target, drafter, dtype=dtype, tokenizer=tokenizer, prompts=asked, tokens=tokens
+    )
     console = Console()
     console.print(diagnosis.table())
-    console.print(diagnosis.verdict, highlight=False, soft_wrap=True)
+    console.print(diagnosis.verdict, highlight=False, markup=False, soft_wrap=True)
     if not diagnosis.healthy:
         raise typer.Exit(1)
 

@@ -37,8 +37,6 @@ from .sampling import SamplingParams
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from .loading import Checkpoint
-    from .loading.source import Tensor
 
 __all__ = ["Diagnosis", "Finding", "diagnose"]
 
@@ -49,14 +47,22 @@ PROMPTS = (
     "Explain what a function is in a programming language.",
     "The river rose for three days before anybody in the valley noticed that",
     "Which is further north, Rome or New York, and how can one tell?",
+    "Give three reasons why a small town might want a cinema.",
+    "Describe a market in the early morning, before the first customers come.",
+    "How does a compass work, and when does it fail?",
+    "Once upon a time there was a miller who could not sleep, and",
 )
 GAMMA = 4
-TOKENS = 40
+TOKENS = 64
+"""Of each answer."""
 
+MOST = 4608
+"""Tokens of a prompt and its answer."""
 NOTHING = 0.05
 """Accepted tokens a round below which a drafter is of no use at all."""
-BETTER = 1.2
-"""By so much another reading has to beat the given one to be believed."""
+SIGMAS = 3.0
+"""By so many standard errors another reading has to beat the given one to be believed: a dozen are
+tried, and the best of a dozen is somewhat better by chance alone."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,15 @@ class Finding:
     accepted: float = 0.0
     """Tokens a round: τ - 1 of a chain of four."""
     alpha: tuple[float, ...] = ()
+    rounds: int = 0
     error: str = ""
+
+    @property
+    def variance(self) -> float:
+        """Of `accepted`, at most: a round's number lies between 0 and `GAMMA`; where drafts are
+        accepted with one chance at every position, it is less."""
+        spread = min(1.0 + self.accepted, max(0.0, GAMMA - self.accepted))
+        return self.accepted * spread / max(1, self.rounds)
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,7 @@ class Diagnosis:
 
     def table(self) -> Table:
         """One row a reading."""
+        from rich.markup import escape
         from rich.table import Table
 
         table = Table()
@@ -93,20 +108,30 @@ class Diagnosis:
         for one in self.findings:
             alpha = " ".join(f"{value:.2f}" for value in one.alpha)
             if one.error:
-                table.add_row(one.name, "–", "–", one.error)
+                table.add_row(one.name, "–", "–", escape(one.error))
             else:
                 mark = "best" if one is self.best else ""
                 table.add_row(one.name, f"{1.0 + one.accepted:.2f}", alpha, mark)
         return table
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What the target is asked, and how much it answers."""
+
+    opened: Opened
+    prompts: Sequence[str]
+    tokens: int
+
+
 class _Bench:
     """The target, loaded once, and how much of a drafter's chains it accepts."""
 
-    def __init__(self, opened: Opened, features: Features, max_model_len: int) -> None:
-        self.opened, self.shape = opened, opened.shape
+    def __init__(self, asked: _Asked, features: Features, max_model_len: int) -> None:
+        self.opened, self.shape, self.asked = asked.opened, asked.opened.shape, asked
+        opened = asked.opened
+        self._prompts = [self._encode(one) for one in asked.prompts]
         self.sizes = self.sizes_for(None, features, max_model_len)
-        self._prompts = [self._encode(one) for one in PROMPTS]
         self.model = opened.load()
         self.team = _core.ThreadTeam(0, False)
         self.isa = _core.resolve_cpu_isa("auto")
@@ -120,7 +145,7 @@ class _Bench:
     ) -> Sizes:
         return plan_sizes(
             self.shape, drafter, max_model_len=max_model_len, kv_cache_bytes=None,
-            max_batch_size=len(PROMPTS), max_num_batched_tokens=256, block_size=16,
+            max_batch_size=len(self._prompts), max_num_batched_tokens=256, block_size=16,
             kv_cache_dtype="auto", enable_prefix_caching=False, features=features,
         )  # fmt: skip
 
@@ -142,7 +167,7 @@ class _Bench:
 
     def measure(self, name: str, cure: str, drafter: _core.CoreDrafter) -> Finding:
         """Answer the prompts, greedily."""
-        params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+        params = SamplingParams(max_tokens=self.asked.tokens, ignore_eos=True)
         core = params.to_core(eos_token_ids=())
         for prompt in self._prompts:
             self.decoder.add(prompt, core, drafter)
@@ -156,15 +181,30 @@ class _Bench:
                 if finish and counters is not None:
                     ended.append(Metrics.of(counters, ttft=0.0, total=0.0))
         totals = Totals.of(ended)
-        return Finding(name, cure, totals.acceptance_length - 1.0, tuple(totals.alpha_per_position))
+        alpha = tuple(totals.alpha_per_position)
+        return Finding(name, cure, totals.acceptance_length - 1.0, alpha, totals.rounds)
 
 
-def diagnose(target: Any, drafter: Any, *, dtype: str = "auto", tokenizer: Any = None) -> Diagnosis:
+def diagnose(
+    target: Any,
+    drafter: Any,
+    *,
+    dtype: str = "auto",
+    tokenizer: Any = None,
+    prompts: Sequence[str] = PROMPTS,
+    tokens: int = TOKENS,
+) -> Diagnosis:
     """Try every reading of a trained drafter: an EAGLE or Medusa head, "mtp", or a smaller model.
+
+    `prompts` should be like what the drafter was made for; the target answers each with `tokens`.
 
     Raises InvalidArgumentError for drafters that are not trained, and what `Engine` raises for a
     target or a drafter that cannot be read in any way.
     """
+    if not prompts or not all(isinstance(one, str) and one for one in prompts):
+        raise InvalidArgumentError(f"[prompts] expected at least one text, got {prompts!r}")
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 2 <= tokens <= 4096:
+        raise InvalidArgumentError(f"[tokens] expected an integer from 2 to 4096, got {tokens!r}")
     spec = resolve(drafter)
     if isinstance(spec, (Eagle, MTP)):
         examine: Callable[..., list[Finding]] = _heads
@@ -181,7 +221,7 @@ def diagnose(target: Any, drafter: Any, *, dtype: str = "auto", tokenizer: Any =
         stack.callback(opened.close)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # what they warn of is tried here
-            findings = examine(spec, opened, stack)
+            findings = examine(spec, _Asked(opened, prompts, tokens), stack)
     return conclude(findings)
 
 
@@ -193,34 +233,39 @@ def conclude(findings: list[Finding]) -> Diagnosis:
     )
     if best.error:
         return Diagnosis(findings, best, False, f"it cannot be read: {given.error}")
-    if best.accepted < NOTHING:
+    doubt = SIGMAS * (best.variance + given.variance) ** 0.5
+    better = bool(given.error) or best.accepted > given.accepted + max(doubt, NOTHING)
+    if best.accepted < NOTHING or (not better and given.accepted < NOTHING):
         text = (
             "no reading helps: its weights are random, untrained, or made for another target "
             f"(τ {1 + best.accepted:.2f} at best)"
         )
         return Diagnosis(findings, best, False, text)
-    if given.error or best.accepted > max(BETTER * given.accepted, given.accepted + NOTHING):
+    if better:
         was = "is refused" if given.error else f"comes to τ {1 + given.accepted:.2f}"
         text = (
             f"misread: as it stands it {was}, with {best.name!r} to τ {1 + best.accepted:.2f}; "
             f"{best.cure}"
         )
         return Diagnosis(findings, best, False, text)
-    text = f"as it should be: τ {1 + given.accepted:.2f}, no other reading is better"
+    text = f"as it should be: τ {1 + given.accepted:.2f}, no other reading is clearly better"
     return Diagnosis(findings, given, True, text)
 
 
 AS_GIVEN = "as given"
 
 
-def _heads(spec: Eagle | MTP, opened: Opened, stack: ExitStack) -> list[Finding]:
-    shape = opened.shape
-    config = shape.config
+def _heads(spec: Eagle | MTP, asked: _Asked, stack: ExitStack) -> list[Finding]:
+    opened, shape = asked.opened, asked.opened.shape
+    config, checkpoint = shape.config, opened.checkpoint
+    if checkpoint is None:
+        raise InvalidArgumentError("[target] expected a checkpoint, got a packed file")
+    fields = checkpoint.config
     facts = TargetFacts(
-        config.num_layers,
-        tuple(config.rope_inv_freq),
-        config.head_dim,
-        lambda: _lm_head(opened.checkpoint, config.tied_embeddings),
+        fields.num_layers,
+        fields.rope_inv_freq,
+        fields.head_dim,
+        lambda: checkpoint.tensor("embedding" if fields.tied_embeddings else "lm_head"),
     )
     tried: list[tuple[str, str, OpenedHead | None, str]] = []
     try:
@@ -257,18 +302,25 @@ def _heads(spec: Eagle | MTP, opened: Opened, stack: ExitStack) -> list[Finding]
         tried.append((one.name, one.cure, OpenedHead(spec, revised, _shape_of(revised)), ""))
     layers = sorted({i for _, _, head, _ in tried if head for i in head.shape.features.layers})
     # Read while all files are open; each is small beside the target.
-    loaded = [(name, cure, head, head and _load(head), error) for name, cure, head, error in tried]
-    limit = min(config.max_position_embeddings, given.shape.config.max_position_embeddings, 512)
-    bench = _Bench(opened, Features(layers=tuple(layers), normed=True), limit)
+    loaded = [
+        (name, cure, read, _load(read) if read else None, refused)
+        for name, cure, read, refused in tried
+    ]
+    limit = min(config.max_position_embeddings, given.shape.config.max_position_embeddings, MOST)
+    bench = _Bench(asked, Features(layers=tuple(layers), normed=True), limit)
     findings = []
-    for name, cure, head, model, error in loaded:
-        if head is None or model is None:
-            findings.append(Finding(name, cure, error=error))
+    for name, cure, read, model, refused in loaded:
+        if read is None or model is None:
+            findings.append(Finding(name, cure, error=refused))
             continue
         made = _core.make_head_drafter(
-            model, bench.model, name="head", target_of_draft=list(head.shape.target_of_draft),
-            **bench.cached(head.shape), **head.shape.options(),
-        )  # fmt: skip
+            model,
+            bench.model,
+            name="head",
+            target_of_draft=list(read.shape.target_of_draft),
+            **bench.cached(read.shape),
+            **read.shape.options(),
+        )
         findings.append(bench.measure(name, cure, made))
     return findings
 
@@ -291,13 +343,8 @@ def _load(head: OpenedHead) -> _core.Model:
     return builder.build()
 
 
-def _lm_head(checkpoint: Checkpoint | None, tied: bool) -> Tensor:
-    if checkpoint is None:
-        raise InvalidArgumentError("[target] expected a checkpoint, got a packed file")
-    return checkpoint.tensor("embedding" if tied else "lm_head")
-
-
-def _draft_models(spec: DraftModel, opened: Opened, stack: ExitStack) -> list[Finding]:
+def _draft_models(spec: DraftModel, asked: _Asked, stack: ExitStack) -> list[Finding]:
+    opened = asked.opened
     draft = open_target(spec.model, tokenizer=spec.tokenizer, dtype=spec.dtype, max_model_len=None)
     stack.callback(draft.close)
     checkpoint, config = draft.checkpoint, draft.shape.config
@@ -318,8 +365,8 @@ def _draft_models(spec: DraftModel, opened: Opened, stack: ExitStack) -> list[Fi
         if checkpoint is not None:
             other = _build(draft, shape, tensors)
             tried.append((name, f"config.json: {name}", shape, other, known is not None))
-    limit = min(opened.shape.config.max_position_embeddings, config.max_position_embeddings, 512)
-    bench = _Bench(opened, Features(), limit)
+    limit = min(opened.shape.config.max_position_embeddings, config.max_position_embeddings, MOST)
+    bench = _Bench(asked, Features(), limit)
     findings = [given] if given.error else []
     for name, cure, shape, other, mapped in tried:
         pieces = (known.draft_of_target, known.pieces) if mapped and known else None
@@ -343,10 +390,10 @@ def _draft_readings(opened: Opened, draft: Opened) -> list[tuple[str, ModelShape
         shape = ModelShape(core_config(other, checkpoint.eos_token_ids), draft.shape.dtype)
         found.append((name, shape, tensors))
 
-    target = opened.shape.config
-    own = tuple(target.rope_inv_freq)
-    if fields.head_dim == target.head_dim and own != tuple(fields.rope_inv_freq):
-        add("rotary factors: the target's", {}, rope_inv_freq=own)
+    if opened.checkpoint is not None:
+        own = opened.checkpoint.config
+        if fields.head_dim == own.head_dim and fields.rope_inv_freq != own.rope_inv_freq:
+            add("rotary factors: the target's", {}, rope_inv_freq=own.rope_inv_freq)
     if not fields.tied_embeddings:
         add("output head tied to the embedding", {"lm_head": "embedding"})
     return found
@@ -366,25 +413,18 @@ def _build(draft: Opened, shape: ModelShape, instead: dict[str, str] | None = No
     return builder.build()
 
 
-def _medusa(spec: Medusa, opened: Opened, stack: ExitStack) -> list[Finding]:
+def _medusa(spec: Medusa, asked: _Asked, stack: ExitStack) -> list[Finding]:
+    opened = asked.opened
     checkpoint, _ = spec.open(opened.shape.config, opened.shape.dtype)
     stack.callback(checkpoint.close)
     heads = checkpoint.load()
     count = min(checkpoint.config.num_heads, GAMMA)
-    bench = _Bench(opened, MEDUSA_FEATURES, min(opened.shape.config.max_position_embeddings, 512))
+    bench = _Bench(asked, MEDUSA_FEATURES, min(opened.shape.config.max_position_embeddings, MOST))
     drafter = _core.make_medusa_drafter(
-        heads, tree=_core.StaticTree.chain(count), max_batch_size=len(PROMPTS), team=bench.team,
+        heads,
+        tree=_core.StaticTree.chain(count),
+        max_batch_size=len(asked.prompts),
+        team=bench.team,
         cpu_isa=bench.isa,
-    )  # fmt: skip
+    )
     return [bench.measure(AS_GIVEN, "", drafter)]
-
-
-def warn_if_useless(measured: Sequence[tuple[int, int]], name: str) -> None:
-    """Warn where not one draft of a self-test was accepted; pairs are (accepted, rejected)."""
-    accepted, rejected = (sum(one[i] for one in measured) for i in (0, 1))
-    if accepted == 0 and rejected > 0:
-        warnings.warn(
-            f"none of {rejected} drafts of {name} was accepted in a self-test: it may be meant for "
-            "another target, or be misread; `specrt doctor TARGET DRAFTER` tries how",
-            stacklevel=3,
-        )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from . import _core
 from .assembly import POLICIES, check_full_drafts, check_options, draft_tokens_of
-from .drafters import resolve
+from .drafters import is_head, resolve
 from .errors import InvalidArgumentError, SpecrtError, UnsupportedError
 from .loaded import open_target
 from .parts import Asked, Frame, OwnDrafter, Parts, open_parts
@@ -29,6 +29,7 @@ from .planning import (
 from .prompts import check_conversation, is_conversation, is_prompt
 from .request import Request, request_output
 from .sampling import SamplingParams
+from .self_test import self_test as try_drafts
 from .structured import Grammar
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Engine:
         cpu_isa: str = "auto",
         enable_prefix_caching: bool = True,
         check_invariants: bool = False,
+        self_test: bool = True,
     ) -> None:
         """Load a target and its drafter.
 
@@ -110,6 +112,8 @@ class Engine:
             alike, for as long as running requests leave room.
         check_invariants: for tests: check the KV caches' bookkeeping after every round, and keep
             KV memory that holds nothing filled with NaN, so that reading it would show.
+        self_test: answer a short prompt when the engine is made, and warn where the drafter is a
+            trained head of which not one draft is accepted.
 
         Raises InvalidArgumentError, UnsupportedError, LoadError or CapacityError before any weight
         is read, wherever headers tell; LoadError for damaged data.
@@ -122,6 +126,7 @@ class Engine:
             enable_prefix_caching=enable_prefix_caching,
             check_invariants=check_invariants,
             pin_threads=pin_threads,
+            self_test=self_test,
         )
         check_positive(threads=threads, max_model_len=max_model_len)
         spec = resolve(drafter)
@@ -198,6 +203,8 @@ class Engine:
         self.max_model_len: int = sizes.max_model_len
         self.cpu_isa: str = isa
         self.threads: int = team.size
+        if self_test and self._drafter is not None and is_head(spec) and self._tokenizer:
+            try_drafts(self._decoder, self._drafter.for_request(), self._tokenizer, repr(drafter))
 
     # What it is.
 

@@ -1,4 +1,4 @@
-"""A few drafts on a short prompt, when an engine is made: enough to notice a head that is no use."""
+"""A few drafts on a short prompt, when an engine is made: they tell a head that is of no use."""
 
 from __future__ import annotations
 

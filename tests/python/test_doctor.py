@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+import specrt
 from specrt.cli import app
 from specrt.doctor import Diagnosis, Finding, conclude, diagnose
 from specrt.errors import InvalidArgumentError

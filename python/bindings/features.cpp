@@ -26,7 +26,7 @@ std::uint16_t to_bfloat16(float value) {
 }
 
 /// Drafts nothing and keeps the hidden states of its sequences, as bfloat16, until they are taken.
-/// What a sequence cost that failed or was cancelled is let go.
+/// Those of a sequence that failed or was cancelled are let go.
 class FeatureRecorder final : public Drafter {
  public:
   FeatureRecorder(std::vector<std::int64_t> layers, bool normed) {
@@ -78,8 +78,8 @@ class FeatureRecorder final : public Drafter {
   std::pair<std::vector<std::uint16_t>, std::int64_t> take(SequenceId id) {
     const auto found = done_.find(id);
     if (found == done_.end()) {
-      throw InvalidArgument(expected_got("id", "a sequence that has ended and was not taken",
-                                         std::to_string(id)));
+      throw InvalidArgument(
+          expected_got("id", "a sequence that has ended and was not taken", std::to_string(id)));
     }
     std::vector<std::uint16_t> values = std::move(found->second);
     done_.erase(found);

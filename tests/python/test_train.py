@@ -150,7 +150,7 @@ def test_a_head_is_recognised_without_a_word(target: Path, data: Path, tmp_path:
     assert config["specrt_aux_layer_ids"] == [2, 4, 5]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with specrt.Engine(target, drafter=str(tmp_path / "a"), max_batch_size=1) as engine:
+        with specrt.Engine(target, drafter=str(tmp_path / "a"), self_test=False) as engine:
             assert engine.generate([5, 6, 7], specrt.SamplingParams(max_tokens=4)).token_ids
     run(eagle3(aux_layers=(1, 6)), target, data, tmp_path / "b", steps=1)
     config = json.loads((tmp_path / "b/config.json").read_text())

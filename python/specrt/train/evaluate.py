@@ -56,6 +56,7 @@ def evaluate(
             tokenizer=tokenizer,
             threads=threads,
             policy="fixed",
+            self_test=False,
             max_batch_size=16,
             max_num_batched_tokens=2048,
         ) as engine:

@@ -14,6 +14,8 @@ MUTANTS_ARGS ?=
 BENCH_ARGS ?=
 # Where the virtual environments and builds go.
 BUILD := build
+# A trained drafter for the demo's model.
+HEAD := models/smollm2-eagle3
 
 DEMO := $(BUILD)/venv-demo
 TEST := $(BUILD)/venv-test
@@ -61,7 +63,8 @@ $(DEMO)/.installed: $(DEMO)/.venv $(PACKAGE)
 	touch $@
 
 demo: $(DEMO)/.installed
-	$(DEMO)/bin/python -m specrt demo
+	$(DEMO)/bin/python -m specrt demo \
+	  $(if $(wildcard $(HEAD)/model.safetensors),--head $(HEAD))
 
 # --- what a developer has -----------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ pybind11_add_module(
   python/bindings/decoder.cpp
   python/bindings/draft_tree.cpp
   python/bindings/drafter.cpp
+  python/bindings/features.cpp
   python/bindings/merge.cpp
   python/bindings/suffix.cpp
   python/bindings/errors.cpp

@@ -47,6 +47,7 @@ void bind_sampling(py::module_& module);
 void bind_model(py::module_& module);
 void bind_calibration(py::module_& module);
 void bind_drafter(py::module_& module);
+void bind_features(py::module_& module);
 void bind_medusa(py::module_& module);
 void bind_suffix(py::module_& module);
 void bind_merge(py::module_& module);

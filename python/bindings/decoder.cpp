@@ -326,6 +326,7 @@ void bind_decoder(py::module_& module) {
             return py::make_tuple(totals.passes, totals.rows, totals.counters);
           },
           "(passes, rows, counters of all sequences together) since it was made.")
+      .def("clear_totals", &Decoder::clear_totals, "Counts anew.")
       .def_property_readonly(
           "last_times",
           [](const Decoder& decoder) -> PyTimes {

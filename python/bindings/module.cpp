@@ -16,6 +16,7 @@ PYBIND11_MODULE(_core, module) {
   bind_model(module);
   bind_calibration(module);
   bind_drafter(module);
+  bind_features(module);
   bind_medusa(module);
   bind_suffix(module);
   bind_merge(module);

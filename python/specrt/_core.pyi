@@ -14,6 +14,7 @@ __all__: list[str] = [
     "CostModel",
     "Decoder",
     "DraftTree",
+    "FeatureRecorder",
     "MedusaBuilder",
     "MedusaConfig",
     "MedusaHeads",
@@ -407,6 +408,30 @@ class CoreDrafter:
     def name(self) -> str: ...
 
 
+class FeatureRecorder(CoreDrafter):
+    """
+    A drafter that drafts nothing and keeps the target's hidden states of its sequences.
+    """
+
+    def __init__(
+        self,
+        *,
+        feature_layers: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        feature_normed: bool,
+    ) -> None:
+        """
+        Which states, as the decoder's arguments of these names.
+        """
+
+    def take(
+        self, id: typing.SupportsInt | typing.SupportsIndex
+    ) -> numpy.typing.NDArray[numpy.uint16]:
+        """
+        Those of a sequence that has ended, bfloat16 bits [positions, states * hidden], once.
+        The last token was not run unless it belongs to the prompt, so it has none.
+        """
+
+
 class MedusaConfig:
     """
     What decides Medusa heads' arithmetic.
@@ -669,6 +694,11 @@ class Decoder:
         """
 
     def check_invariants(self) -> None: ...
+    def clear_totals(self) -> None:
+        """
+        Counts anew.
+        """
+
     def draft_limit(
         self,
         id: typing.SupportsInt | typing.SupportsIndex,

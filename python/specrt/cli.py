@@ -12,6 +12,8 @@ import typer
 
 import specrt
 
+from .cli_train import app as train_app
+
 app = typer.Typer(
     name="specrt",
     help="Speculative decoding of large language models: faster, and the same bytes.",
@@ -19,6 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(train_app)
 
 
 def cmake_dir() -> Path:
@@ -283,15 +286,47 @@ def trace(
 
 
 @app.command()
+def doctor(
+    target: Annotated[str, typer.Argument(help="A folder, a GGUF file or a Hugging Face hub id.")],
+    drafter: Annotated[
+        str, typer.Argument(help="The folder or hub id of a head or smaller model, or mtp.")
+    ],
+    dtype: Annotated[str, typer.Option(help="Of the target, as for generate.")] = "auto",
+    tokenizer: Annotated[str | None, typer.Option(help="A folder, where TARGET has none.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A file with a prompt a line; ten built-in ones else.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Of each answer.")] = 64,
+) -> None:
+    """Find out whether a drafter goes with a target, and if not, how it was meant."""
+    from rich.console import Console
+
+    from .doctor import PROMPTS, diagnose
+
+    asked = PROMPTS if prompts is None else [one for one in _text_of(prompts).splitlines() if one]
+    diagnosis = diagnose(
+        target, drafter, dtype=dtype, tokenizer=tokenizer, prompts=asked, tokens=tokens
+    )
+    console = Console()
+    console.print(diagnosis.table())
+    console.print(diagnosis.verdict, highlight=False, markup=False, soft_wrap=True)
+    if not diagnosis.healthy:
+        raise typer.Exit(1)
+
+
+@app.command()
 def demo(
     threads: Annotated[int | None, typer.Option(help="All usable cores unless given.")] = None,
+    head: Annotated[
+        Path | None, typer.Option(help="An EAGLE-3 head for the demo's model, one more drafter.")
+    ] = None,
 ) -> None:
-    """Generate with a small model, without and with n-gram speculation, and compare."""
+    """Generate with a small model, without and with speculation, and compare."""
     from rich.console import Console
 
     from specrt.demo import run
 
-    if not run(Console(), threads):
+    if not run(Console(), threads, head):
         fail("the text changed with speculation, which must never happen")
 
 

@@ -1,4 +1,4 @@
-"""The demo: a small model from PyPI, with and without speculation, and the text compared."""
+"""The demo: a small model from PyPI, with and without drafters, and the texts compared."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specrt.errors import LoadError
 
@@ -113,32 +114,38 @@ class Row:
     output: RequestOutput
 
 
-def _compare(plain: Engine, speculative: Engine, name: str, text: str) -> tuple[Row, Row]:
+# What the head drafts: EAGLE-2's trees of so many nodes.
+HEAD_TREE: dict[str, Any] = {"top_k": 8, "depth": 4, "num_speculative_tokens": 16}
+
+
+def _compare(engines: dict[str, Engine], name: str, text: str) -> list[Row]:
     from specrt import SamplingParams
 
     params = SamplingParams(max_tokens=MAX_TOKENS)
     messages = [{"role": "user", "content": text}]
-    engines = {"none": plain, "n-gram": speculative}
     outputs: dict[str, RequestOutput] = {}
     speeds: dict[str, list[float]] = {drafter: [] for drafter in engines}
-    # The first turn warms up. Taking turns lets both see the same moods of the machine.
+    # The first turn warms up. Taking turns lets all see the same moods of the machine.
     for turn in range(1 + REPEATS):
         for drafter, engine in engines.items():
             outputs[drafter] = engine.chat(messages, params)
             if turn > 0:
                 speeds[drafter].append(outputs[drafter].metrics.tokens_per_second)
-    first, second = (
+    return [
         Row(name, drafter, statistics.median(speeds[drafter]), outputs[drafter])
         for drafter in engines
-    )
-    return first, second
+    ]
 
 
-def run(console: Console, threads: int | None = None) -> bool:
-    """Prints the demo. Returns whether every text was the same with and without a drafter."""
+def run(console: Console, threads: int | None = None, head: Path | None = None) -> bool:
+    """Prints the demo, with a head for the demo model as one more drafter where one is given.
+
+    Returns whether every text was the same with and without a drafter.
+    """
     from rich.table import Table
 
     from specrt import Engine
+    from specrt.drafters import Eagle3
 
     path = demo_model_path()
     console.print(f"model {path.name}, at most {MAX_TOKENS} tokens, greedy, median of {REPEATS}")
@@ -148,25 +155,30 @@ def run(console: Console, threads: int | None = None) -> bool:
     for column in ("tokens", "tokens/s", "vs plain", "τ", "α"):
         table.add_column(column, justify="right")
     table.add_column("same text")
+    drafters: dict[str, Any] = {"none": None, "n-gram": "ngram"}
+    if head is not None:
+        drafters["EAGLE-3"] = Eagle3(head, **HEAD_TREE)
     all_same = True
-    with (
-        Engine(str(path), threads=threads) as plain,
-        Engine(str(path), drafter="ngram", threads=threads) as speculative,
-    ):
+    with ExitStack() as stack:
+        engines = {
+            name: stack.enter_context(Engine(str(path), drafter=drafter, threads=threads))
+            for name, drafter in drafters.items()
+        }
         for name, text in PROMPTS.items():
             console.print(f"generating: {name}")
-            without, with_ngram = _compare(plain, speculative, name, text)
-            same = without.output.token_ids == with_ngram.output.token_ids
-            all_same = all_same and same
-            for row in (without, with_ngram):
+            rows = _compare(engines, name, text)
+            plain = rows[0]
+            for row in rows:
                 metrics = row.output.metrics
-                drafted = row is with_ngram
+                drafted = row is not plain
+                same = row.output.token_ids == plain.output.token_ids
+                all_same = all_same and same
                 table.add_row(
                     row.prompt,
                     row.drafter,
                     str(len(row.output.token_ids)),
                     f"{row.tokens_per_second:.1f}",
-                    f"{row.tokens_per_second / without.tokens_per_second:.2f}",
+                    f"{row.tokens_per_second / plain.tokens_per_second:.2f}",
                     f"{metrics.acceptance_length:.2f}",
                     f"{metrics.alpha:.2f}" if drafted else "–",
                     ("yes" if same else "NO") if drafted else "",

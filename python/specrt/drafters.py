@@ -345,6 +345,11 @@ def model_part_of(drafter: AnyDrafter | None) -> AnyDrafter | None:
     return next((part for part in parts if isinstance(part, _MODELS)), None)
 
 
+def is_head(drafter: AnyDrafter | None) -> bool:
+    """Whether it is a trained head over the target's hidden states, alone or merged."""
+    return isinstance(model_part_of(drafter), (Eagle, MTP, Medusa))
+
+
 def _check_integers(spec: Any, *names: str, least: int = 1) -> None:
     for name in names:
         value = getattr(spec, name)

@@ -13,7 +13,7 @@ from . import _core
 from .assembly import check_full_drafts, check_options, check_tree, draft_tokens_of
 from .costs import cache_folder, cost_model_of
 from .delivery import Delivery
-from .drafters import resolve
+from .drafters import is_head, resolve
 from .engine_metrics import EngineMetrics, MetricsObserver
 from .errors import InvalidArgumentError, UnsupportedError
 from .handle import RequestHandle
@@ -33,6 +33,7 @@ from .prompts import check_conversation, is_conversation, is_prompt
 from .request import Request, request_output
 from .sampling import SamplingParams
 from .scheduler import Scheduler
+from .self_test import self_test as try_drafts
 from .speculation import Defaults, check_targets, synthetic_rates
 from .structured import Grammar
 from .trace import TraceWriter, brief
@@ -87,6 +88,7 @@ class Engine:
         enable_prefix_caching: bool = True,
         preemption: bool = True,
         check_invariants: bool = False,
+        self_test: bool = True,
         trace: str | os.PathLike[str] | None = None,
     ) -> None:
         """Load a target and its drafter.
@@ -151,6 +153,8 @@ class Engine:
             output, so fewer run at once.
         check_invariants: for tests: check the KV caches' bookkeeping after every round, and keep
             KV memory that holds nothing filled with NaN, so that reading it would show.
+        self_test: answer a short prompt when the engine is made, and warn where the drafter is a
+            trained head of which not one draft is accepted.
         trace: a file to write every round to, for `specrt trace` (`specrt.trace` has its format);
             what is there already is replaced.
 
@@ -166,6 +170,7 @@ class Engine:
             preemption=preemption,
             check_invariants=check_invariants,
             pin_threads=pin_threads,
+            self_test=self_test,
         )
         check_positive(
             threads=threads,
@@ -271,6 +276,8 @@ class Engine:
         self.max_model_len: int = sizes.max_model_len
         self.cpu_isa: str = isa
         self.threads: int = team.size
+        if self_test and drafting is not None and is_head(spec) and self._tokenizer:
+            try_drafts(decoder, drafting.for_request(), self._tokenizer, repr(drafter))
         if self._trace is not None:
             self._trace.begin(
                 decoder,

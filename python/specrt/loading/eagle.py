@@ -152,8 +152,11 @@ def open_eagle(
     aux_layer_ids: Sequence[int] | None = None,
     aux_convention: AuxConvention = "input",
     max_model_len: int | None = None,
+    absolute_ids: bool = False,
 ) -> HeadCheckpoint:
     """Open and check a head of a folder or hub id; no weight is read yet, d2t apart.
+
+    `absolute_ids` reads d2t as target ids, not as offsets to them.
 
     Raises LoadError where it is not exactly a head of that kind for this target, and
     InvalidArgumentError for a wrong argument.
@@ -181,6 +184,7 @@ def open_eagle(
                 f"specrt.drafters.{other[found]}"
             )
         reader = _Reader(name, read_json(folder / "config.json"), source, plain, target)
+        reader.absolute_ids = absolute_ids
         if kind == "eagle":
             return reader.eagle(dtype, max_model_len)
         return reader.eagle3(dtype, max_model_len, aux_layer_ids, aux_convention)
@@ -202,6 +206,7 @@ class _Reader:
     ) -> None:
         self.name, self.source, self.plain, self.target = name, source, plain, target
         self.raw = raw
+        self.absolute_ids = False
 
     def has(self, plain: str) -> bool:
         return plain in self.plain
@@ -432,6 +437,8 @@ class _Reader:
         outer.unused(key)
         nested.unused(key)
         named = given if given is not None else outer.raw.get(key) or nested.raw.get(key)
+        if named is None:  # what `specrt train` writes beside the default, which others go by
+            named = outer.raw.get("specrt_aux_layer_ids")
         if named is None:
             layers = [2, count // 2, count - 3]
             if not all(0 <= one <= count for one in layers):
@@ -472,11 +479,18 @@ class _Reader:
             raise LoadError(
                 f"[{self.name}] d2t: expected shape [{draft_vocab}], got {list(offsets.shape)}"
             )
-        ids = np.arange(draft_vocab, dtype=np.int64) + offsets.astype(np.int64)
+        first = 0 if self.absolute_ids else np.arange(draft_vocab, dtype=np.int64)
+        ids = first + offsets.astype(np.int64)
         if ids.min() < 0 or ids.max() >= self.target.vocab_size or np.any(np.diff(ids) <= 0):
+            wanted = (
+                "ids that rise and stay"
+                if self.absolute_ids
+                else ("offsets, so that d + d2t[d] rises and stays")
+            )
+            hint = "" if self.absolute_ids else " (absolute ids?)"
             raise LoadError(
-                f"[{self.name}] d2t: expected offsets, so that d + d2t[d] rises and stays below "
-                f"{self.target.vocab_size}, got others (absolute ids?)"
+                f"[{self.name}] d2t: expected {wanted} below {self.target.vocab_size}, got "
+                f"others{hint}"
             )
         if self.has("t2d"):
             mask = np.asarray(self.source.read(self.plain["t2d"])).astype(bool)

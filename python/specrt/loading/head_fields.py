@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -75,6 +76,7 @@ class HeadCheckpoint:
         self.feature_layers, self.feature_normed = feature_layers, feature_normed
         self.target_of_draft = target_of_draft
         self._source, self._names, self._transform = source, names, transform
+        self._others: dict[str, Tensor] = {}
         self._owns_source, self.later = owns_source, later
         self.config = _core.ModelConfig(**vars(fields))
         wanted = dict(_core.tensors_of(self.config))
@@ -101,12 +103,37 @@ class HeadCheckpoint:
 
     def tensor(self, canonical: str) -> Tensor:
         """One tensor by its canonical name, as `Checkpoint.tensor` gives it."""
+        if canonical in self._others:
+            return self._others[canonical]
         array = self._source.read(self._names[canonical])
         if self._transform is not None and array.ndim == 1:
             array = self._transform(canonical, array)
         if not (array.flags.c_contiguous and array.flags.aligned):
             array = np.ascontiguousarray(array).copy()
         return Tensor(canonical, "bfloat16" if array.dtype == np.uint16 else "float32", array)
+
+    def read_as(
+        self,
+        *,
+        fields: Mapping[str, Any] | None = None,
+        feature_layers: tuple[int, ...] | None = None,
+        feature_normed: bool | None = None,
+        target_of_draft: tuple[int, ...] | None = None,
+        tensors: Mapping[str, Tensor] | None = None,
+    ) -> HeadCheckpoint:
+        """The same files, understood otherwise; shapes stay. Closing one closes both."""
+        other = copy.copy(self)
+        other.fields = replace(self.fields, **(fields or {}))
+        other.fields.check()
+        other.config = _core.ModelConfig(**vars(other.fields))
+        if feature_layers is not None:
+            other.feature_layers = feature_layers
+        if feature_normed is not None:
+            other.feature_normed = feature_normed
+        if target_of_draft is not None:
+            other.target_of_draft = target_of_draft
+        other._others = {**self._others, **(tensors or {})}
+        return other
 
     def close(self) -> None:
         if self._owns_source:

@@ -136,6 +136,7 @@ struct Attention {
       end = end < start + kSegment ? end : start + kSegment;
       if (begin >= end) return;
 
+      SPECRT_UNROLL
       for (int i = 0; i < 2; ++i) column(i);
       load_queries();
       SPECRT_UNROLL
@@ -158,7 +159,9 @@ struct Attention {
           do_chunk(at, r);
         }
       }
+      SPECRT_UNROLL
       for (int i = 0; i < 2; ++i) weight_[i] = quad_sum(weight_[i]);
+      SPECRT_UNROLL
       for (int i = 0; i < 2; ++i) keep(i);
     }
 
@@ -200,6 +203,7 @@ struct Attention {
 
     SPECRT_KERNEL void load_queries() {
       // Rounded to the cache's type, rows of no one to zero.
+      SPECRT_UNROLL
       for (int i = 0; i < 2; ++i) {
         T* to = shared_.q[warp_ * kTile + g_ + 8 * i];
         const float* from = nullptr;
@@ -259,6 +263,7 @@ struct Attention {
 
       bool mine[2];
       float rescale[2];
+      SPECRT_UNROLL
       for (int i = 0; i < 2; ++i) {
         const int r = row_[i];
         mine[i] = r >= 0 && (own < 0 ? share_of(r, begin) == Share::shared : r == own);

@@ -27,6 +27,7 @@
 // block computes does not depend on how many blocks there are.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "simt/number.h"
 #include "simt/target.h"
@@ -65,10 +66,10 @@ class DeviceBlock {
 
   SPECRT_KERNEL void copy_async(void* to, const void* from, int bytes) const {
     const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(at), "l"(from),
-                 "r"(bytes));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(at), "l"(from), "r"(bytes)
+                 : "memory");
   }
-  SPECRT_KERNEL void copy_commit() const { asm volatile("cp.async.commit_group;\n" ::); }
+  SPECRT_KERNEL void copy_commit() const { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
   template <int kLeft>
   SPECRT_KERNEL void copy_wait() const {
     asm volatile("cp.async.wait_group %0;\n" ::"n"(kLeft) : "memory");
@@ -77,7 +78,7 @@ class DeviceBlock {
   template <typename T>
   SPECRT_KERNEL void mma(float (&d)[4], const std::uint32_t (&a)[4],
                          const std::uint32_t (&b)[2]) const {
-    if constexpr (sizeof(T) == 2 && IsBf16<T>::value) {
+    if constexpr (std::is_same_v<T, Bf16>) {
       asm volatile(
           "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
           "{%8,%9}, {%0,%1,%2,%3};\n"
@@ -123,17 +124,6 @@ class DeviceBlock {
                          const std::uint32_t (&)[2]) const {}
   SPECRT_KERNEL void load_transposed(std::uint32_t (&)[4], const void*) const {}
 #endif
-
- private:
-  template <typename T>
-  struct IsBf16 {
-    static constexpr bool value = false;
-  };
-};
-
-template <>
-struct DeviceBlock::IsBf16<Bf16> {
-  static constexpr bool value = true;
 };
 
 #endif
@@ -142,15 +132,6 @@ struct DeviceBlock::IsBf16<Bf16> {
 template <class Block, typename T>
 SPECRT_KERNEL T warp_sum(const Block& block, T value) {
   for (int mask = 16; mask > 0; mask /= 2) value = value + block.shuffle_xor(value, mask);
-  return value;
-}
-
-template <class Block, typename T>
-SPECRT_KERNEL T warp_max(const Block& block, T value) {
-  for (int mask = 16; mask > 0; mask /= 2) {
-    const T other = block.shuffle_xor(value, mask);
-    value = other > value ? other : value;
-  }
   return value;
 }
 

@@ -1,7 +1,5 @@
 #include "simt/host.h"
 
-#include <ucontext.h>
-
 #include <algorithm>
 #include <random>
 #include <stdexcept>
@@ -15,18 +13,82 @@
 #define SPECRT_FIBRES_TELL_ASAN 0
 #endif
 
+// swapcontext() saves the signal mask too, a system call each time; where it can be had for a few
+// lines, a switch is the registers that a call preserves.
+#if defined(__x86_64__)
+extern "C" void specrt_switch_stack(void** save, void* load);
+asm(R"(
+.text
+.type specrt_switch_stack, @function
+specrt_switch_stack:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size specrt_switch_stack, .-specrt_switch_stack
+)");
+#else
+#include <ucontext.h>
+#endif
+
 namespace specrt::simt {
 namespace {
+
+#if defined(__x86_64__)
+/// A stack and where it stopped.
+class Context {
+ public:
+  void start(std::byte* stack, std::size_t bytes, void (*entry)()) {
+    const auto top = (reinterpret_cast<std::uintptr_t>(stack) + bytes) / 16 * 16;
+    auto* at = reinterpret_cast<void**>(top) - 8;  // six registers, and where to return to
+    std::fill(at, at + 8, nullptr);
+    at[6] = reinterpret_cast<void*>(entry);
+    stopped_ = at;
+  }
+  void go(Context& to) { specrt_switch_stack(&stopped_, to.stopped_); }
+
+ private:
+  void* stopped_ = nullptr;
+};
+#else
+class Context {
+ public:
+  void start(std::byte* stack, std::size_t bytes, void (*entry)()) {
+    getcontext(&context_);
+    context_.uc_stack.ss_sp = stack;
+    context_.uc_stack.ss_size = bytes;
+    context_.uc_link = nullptr;
+    makecontext(&context_, entry, 0);
+  }
+  void go(Context& to) { swapcontext(&context_, &to.context_); }
+
+ private:
+  ucontext_t context_;
+};
+#endif
 
 constexpr std::size_t kStackBytes = 256 * 1024;
 constexpr std::size_t kExchangeBytes = 64;
 
 enum class State : std::uint8_t { ready, at_block, at_warp, done };
 
+thread_local Fibres* running = nullptr;
+
 }  // namespace
 
 struct Fibres::Fibre {
-  ucontext_t context;
+  Context context;
   std::unique_ptr<std::byte[]> stack{new std::byte[kStackBytes]};
   State state = State::done;
   void* fake_stack = nullptr;
@@ -42,7 +104,7 @@ struct Fibres::Fibre {
 };
 
 struct Fibres::Platform {
-  ucontext_t scheduler;
+  Context scheduler;
   void* fake_stack = nullptr;
   const void* stack = nullptr;
   std::size_t stack_bytes = 0;
@@ -55,8 +117,8 @@ Fibres::Fibres(int threads) : platform_(std::make_unique<Platform>()) {
 
 Fibres::~Fibres() = default;
 
-void Fibres::enter(unsigned high, unsigned low) {
-  auto* self = reinterpret_cast<Fibres*>(static_cast<std::uintptr_t>(high) << 32 | low);
+void Fibres::enter() {
+  Fibres* self = running;
 #if SPECRT_FIBRES_TELL_ASAN
   __sanitizer_finish_switch_fiber(nullptr, &self->platform_->stack, &self->platform_->stack_bytes);
 #endif
@@ -66,7 +128,7 @@ void Fibres::enter(unsigned high, unsigned low) {
 #if SPECRT_FIBRES_TELL_ASAN
   __sanitizer_start_switch_fiber(nullptr, self->platform_->stack, self->platform_->stack_bytes);
 #endif
-  setcontext(&self->platform_->scheduler);
+  fibre.context.go(self->platform_->scheduler);
 }
 
 void Fibres::switch_out() {
@@ -74,7 +136,7 @@ void Fibres::switch_out() {
 #if SPECRT_FIBRES_TELL_ASAN
   __sanitizer_start_switch_fiber(&fibre.fake_stack, platform_->stack, platform_->stack_bytes);
 #endif
-  swapcontext(&fibre.context, &platform_->scheduler);
+  fibre.context.go(platform_->scheduler);
 #if SPECRT_FIBRES_TELL_ASAN
   __sanitizer_finish_switch_fiber(fibre.fake_stack, &platform_->stack, &platform_->stack_bytes);
 #endif
@@ -150,14 +212,9 @@ bool Fibres::release() {
 void Fibres::run(Body body, void* context, Order order) {
   body_ = body;
   context_ = context;
-  const auto address = reinterpret_cast<std::uintptr_t>(this);
+  running = this;
   for (auto& fibre : fibres_) {
-    getcontext(&fibre->context);
-    fibre->context.uc_stack.ss_sp = fibre->stack.get();
-    fibre->context.uc_stack.ss_size = kStackBytes;
-    fibre->context.uc_link = nullptr;
-    makecontext(&fibre->context, reinterpret_cast<void (*)()>(&Fibres::enter), 2,
-                static_cast<unsigned>(address >> 32), static_cast<unsigned>(address));
+    fibre->context.start(fibre->stack.get(), kStackBytes, &Fibres::enter);
     fibre->state = State::ready;
     fibre->groups.assign(1, {});
   }
@@ -174,7 +231,7 @@ void Fibres::run(Body body, void* context, Order order) {
 #if SPECRT_FIBRES_TELL_ASAN
         __sanitizer_start_switch_fiber(&platform_->fake_stack, fibre.stack.get(), kStackBytes);
 #endif
-        swapcontext(&platform_->scheduler, &fibre.context);
+        platform_->scheduler.go(fibre.context);
 #if SPECRT_FIBRES_TELL_ASAN
         __sanitizer_finish_switch_fiber(platform_->fake_stack, nullptr, nullptr);
 #endif

@@ -47,7 +47,7 @@ class Fibres {
  private:
   struct Fibre;
   struct Platform;
-  static void enter(unsigned high, unsigned low);
+  static void enter();
   void switch_out();
   bool release();
 

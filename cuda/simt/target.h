@@ -5,8 +5,11 @@
 
 #if defined(__CUDACC__)
 #define SPECRT_KERNEL __host__ __device__ __forceinline__
+// Called, not copied: for what is long and used in many places.
+#define SPECRT_KERNEL_CALL __host__ __device__ __noinline__
 #else
 #define SPECRT_KERNEL inline
+#define SPECRT_KERNEL_CALL inline
 #endif
 
 // Device code proper: instructions that only a GPU has.

@@ -1,4 +1,4 @@
-"""Prints the folder of a CUDA toolkit that has nvcc: this machine's, or one put together of packages.
+"""Prints the folder of a CUDA toolkit that has nvcc: this machine's, or one made of packages.
 
     python scripts/cuda_toolkit.py FOLDER
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# One release for all: headers, compiler and its back end have to fit each other.
+# Compiler, its back end and headers are of one release; the tools that look at objects came later.
 PACKAGES = [
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-cuda-crt==13.0.88",
@@ -21,8 +21,8 @@ PACKAGES = [
     "nvidia-cuda-runtime==13.0.96",
     "nvidia-cuda-cccl==13.0.85",
     "nvidia-cuda-culibos==13.0.85",
-    "nvidia-cuda-cuobjdump==13.0.85",
-    "nvidia-cuda-nvdisasm==13.0.85",
+    "nvidia-cuda-cuobjdump==13.2.51",
+    "nvidia-cuda-nvdisasm==13.2.51",
 ]
 
 

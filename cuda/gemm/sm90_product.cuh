@@ -39,12 +39,10 @@ template <bool kBf16, int kTokens>
 void sm90_product(const Sm90Product& p, Stream stream) {
   using Gemm = typename Sm90<kBf16, kTokens>::Gemm;
   using T = typename Sm90<kBf16, kTokens>::T;
-  const auto n = static_cast<int>(p.n);
-  const auto rows = static_cast<int>(p.rows);
-  const auto k = static_cast<int>(p.k);
   typename Gemm::Arguments args;
   args.mode = cutlass::gemm::GemmUniversalMode::kGemm;
-  args.problem_shape = {n, rows, k, static_cast<int>(p.batches)};
+  args.problem_shape = cute::make_shape(static_cast<int>(p.n), static_cast<int>(p.rows),
+                                        static_cast<int>(p.k), static_cast<int>(p.batches));
   args.mainloop.ptr_A = static_cast<const T*>(p.weight);
   args.mainloop.dA = {p.k_stride, cute::_1{}, p.k};
   args.mainloop.ptr_B = static_cast<const T*>(p.x);

@@ -147,15 +147,14 @@ struct Attention {
       for (int at = begin; at < end; at += kChunk) {
         bool shared_rows = false;
         for (int r = 0; r < unit_.rows; ++r) shared_rows |= share_of(r, at) == Share::shared;
-        if (shared_rows) {
-          load_chunk(rows_[0], at, gone, in_table, in_table);
-          do_chunk(at, -1);
-        }
-        for (int r = 0; r < unit_.rows; ++r) {
-          if (share_of(r, at) != Share::own) continue;
-          const AttentionRow& row = rows_[r];
+        // First all rows that see the chunk as it lies in the block table, then one by one those
+        // whose path it reaches.
+        for (int r = -1; r < unit_.rows; ++r) {
+          if (r < 0 ? !shared_rows : share_of(r, at) != Share::own) continue;
+          const AttentionRow& row = rows_[r < 0 ? 0 : r];
           const Extent e = extent_of(args_, row);
-          load_chunk(row, at, e.gone, row.table_positions, e.total);
+          load_chunk(row, at, r < 0 ? gone : e.gone, r < 0 ? in_table : row.table_positions,
+                     r < 0 ? in_table : e.total);
           do_chunk(at, r);
         }
       }

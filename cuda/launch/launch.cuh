@@ -17,7 +17,7 @@ namespace specrt::cuda {
 void check(cudaError_t status, const char* what);
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads) enter(const typename Kernel::Args args) {
+__global__ void __launch_bounds__(Kernel::kThreads, 1) enter(const typename Kernel::Args args) {
   extern __shared__ __align__(128) unsigned char memory[];
   Kernel::run(simt::DeviceBlock{}, *reinterpret_cast<typename Kernel::Shared*>(memory), args);
 }

@@ -33,8 +33,8 @@ def refuse_cuda(device: str) -> NoReturn:
     if not _core.cuda_devices():  # raises where the build has no CUDA
         raise UnsupportedError(f"[device] expected an NVIDIA GPU for {device!r}, got none here")
     raise UnsupportedError(
-        f"[device] expected 'auto' or 'cpu', got {device!r}: the CUDA kernels of this build are not "
-        "driven by Engine yet"
+        f"[device] expected 'auto' or 'cpu', got {device!r}: Engine does not drive this build's "
+        "CUDA kernels yet"
     )
 
 

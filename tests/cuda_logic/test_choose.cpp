@@ -348,9 +348,8 @@ TEST(cuda_walk_is_the_cpus) {
     for (int n = 0; n < nodes; ++n) {
       // Long paths with branches; siblings differ.
       const int last = static_cast<int>(s.tokens.size()) - 1;
-      const int parent = last < 1           ? -1
-                         : engine() % 3 > 0 ? last
-                                            : static_cast<int>(engine() % last);
+      const bool on = engine() % 3 > 0;
+      const int parent = on ? last : static_cast<int>(engine() % (last + 2)) - 1;
       const int token = static_cast<int>(engine() % kVocab);
       bool taken = false;
       for (int m = 0; m < std::ssize(s.tokens); ++m) {

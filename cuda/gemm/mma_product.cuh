@@ -23,10 +23,9 @@ void mma_product(GemmArgs args, float* workspace, Stream stream) {
     launch<Gemm<T, kStored, 16>>(grid(16), args, stream);
   } else if (args.rows <= 32) {
     launch<Gemm<T, kStored, 32>>(grid(32), args, stream);
-  } else if (args.rows <= 64) {
-    launch<Gemm<T, kStored, 64>>(grid(64), args, stream);
   } else {
-    launch<Gemm<T, kStored, 128>>(grid(128), args, stream);
+    // A wider tile would not fit into registers, with sums of a split and of all beside each other.
+    launch<Gemm<T, kStored, 64>>(grid(64), args, stream);
   }
   if (!args.parallel) return;
   const FinishArgs finish{workspace, args.bias,     args.y,      args.rows,

@@ -64,7 +64,7 @@ struct GemmArgs {
 template <typename T, Stored kStored, int kTokens>
 struct Gemm {
   static constexpr int kThreads = kBlockPanels * simt::kWarp;
-  static constexpr int kStages = kTokens > 64 ? 3 : 4;
+  static constexpr int kStages = 4;
   static constexpr int kRow = kBlockColumns + 8;  // so that rows start in different banks
   using Args = GemmArgs;
   struct Stage {

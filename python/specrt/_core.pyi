@@ -11,6 +11,7 @@ import typing
 __all__: list[str] = [
     "CoreDrafter",
     "CoreSamplingParams",
+    "CudaDevice",
     "Decoder",
     "DraftTree",
     "MedusaBuilder",
@@ -28,6 +29,8 @@ __all__: list[str] = [
     "TokenConstraint",
     "available_cpu_isas",
     "cpu_isa",
+    "cuda_built",
+    "cuda_devices",
     "default_thread_count",
     "head_kv_cache_bytes_for",
     "head_memory_of",
@@ -72,6 +75,24 @@ class ThreadTeam:
     @property
     def size(self) -> int: ...
 
+
+class CudaDevice:
+    """
+    A GPU that this process sees.
+    """
+
+    @property
+    def architecture(self) -> int:
+        """
+        Compute capability, major * 10 + minor.
+        """
+    @property
+    def memory(self) -> int:
+        """
+        Bytes.
+        """
+    @property
+    def name(self) -> str: ...
 
 class MemoryUse:
     """
@@ -659,6 +680,16 @@ def cpu_isa() -> str:
     The best instruction-set level that this machine runs: 'amx', 'avx512', 'avx2' or 'scalar'.
     """
 
+
+def cuda_built() -> bool:
+    """
+    Whether this build has CUDA kernels (SPECRT_CUDA).
+    """
+
+def cuda_devices() -> list[CudaDevice]:
+    """
+    The GPUs of this machine, none where there is no driver. Raises UnsupportedError where specrt was built without CUDA.
+    """
 
 def default_thread_count() -> int:
     """

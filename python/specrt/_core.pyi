@@ -94,6 +94,7 @@ class CudaDevice:
     @property
     def name(self) -> str: ...
 
+
 class MemoryUse:
     """
     Bytes by purpose.
@@ -686,10 +687,12 @@ def cuda_built() -> bool:
     Whether this build has CUDA kernels (SPECRT_CUDA).
     """
 
+
 def cuda_devices() -> list[CudaDevice]:
     """
     The GPUs of this machine, none where there is no driver. Raises UnsupportedError where specrt was built without CUDA.
     """
+
 
 def default_thread_count() -> int:
     """

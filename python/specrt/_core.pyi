@@ -86,11 +86,13 @@ class CudaDevice:
         """
         Compute capability, major * 10 + minor.
         """
+
     @property
     def memory(self) -> int:
         """
         Bytes.
         """
+
     @property
     def name(self) -> str: ...
 

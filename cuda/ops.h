@@ -48,8 +48,8 @@ struct Product {
   const void* x = nullptr;  ///< [rows, padded_columns(k)] of the type
   std::int64_t rows = 0;
   const float* bias = nullptr;
-  void* y = nullptr;  ///< float, or of the type where gated
-  std::int64_t y_stride = 0;
+  void* y = nullptr;          ///< float, or of the type where gated
+  std::int64_t y_stride = 0;  ///< for row-major matrices a multiple of 4
   After after = After::store;
   float* workspace = nullptr;  ///< workspace_bytes(matrix, rows)
 };

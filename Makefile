@@ -21,14 +21,16 @@ DEMO := $(BUILD)/venv-demo
 TEST := $(BUILD)/venv-test
 BIN := $(abspath $(TEST)/bin)
 PIP := -m pip --disable-pip-version-check
-CXX_SOURCES := $(shell find include src python/bindings cmake -type f 2>/dev/null) CMakeLists.txt
+CXX_SOURCES := $(shell find include src cuda python/bindings cmake -type f 2>/dev/null) CMakeLists.txt
 PACKAGE := $(CXX_SOURCES) pyproject.toml README.md LICENSE \
   $(shell find python/specrt '(' -name '*.py*' -o -name '*.json' -o -name '*.html' ')' -not -path '*/__pycache__/*' 2>/dev/null)
 BENCH_OF ?= gemm
 BENCH := $(shell find bench -type f 2>/dev/null)
-NATIVE := $(CXX_SOURCES) CMakePresets.json $(shell find tests/native -type f 2>/dev/null)
-CXX_FORMATTED = $(shell find include src python/bindings tests/native examples bench \
-  -name '*.cpp' -o -name '*.h' -o -name '*.inc')
+NATIVE := $(CXX_SOURCES) CMakePresets.json \
+  $(shell find tests/native tests/cuda_logic -type f 2>/dev/null)
+CXX_FORMATTED = $(shell find include src cuda python/bindings tests/native tests/cuda_logic \
+  examples bench \
+  -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 PY_CHECKED = python scripts tests
 
 export PATH := $(BIN):$(PATH)
@@ -37,7 +39,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-native test-python lint stubs format sanitize mutants bench wheel clean
+.PHONY: help demo test test-native test-python lint stubs format sanitize mutants bench wheel clean \
+  cuda-compile
 
 help:
 	@echo "make demo      build, fetch a small model, generate with and without speculation"
@@ -46,6 +49,7 @@ help:
 	@echo "make sanitize  native tests under address, undefined-behaviour and thread sanitizers"
 	@echo "make mutants   break the sources in known ways; the native tests must notice each"
 	@echo "make bench     time the products; BENCH_OF=attention, forward, sampling or trees: those"
+	@echo "make cuda-compile  build the CUDA kernels (no GPU needed), test their logic on the CPU"
 	@echo "make format    format C++ and Python"
 	@echo "make stubs     write python/specrt/_core.pyi anew"
 	@echo "make wheel     build a wheel into dist/"
@@ -105,6 +109,27 @@ sanitize: $(BUILD)/asan-ubsan/.built $(BUILD)/tsan/.built
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	  $(BUILD)/asan-ubsan/tests/native/specrt_tests
 	TSAN_OPTIONS=halt_on_error=1 $(BUILD)/tsan/tests/native/specrt_tests
+
+# nvcc is this machine's or comes from PyPI, CUTLASS's headers come from PyPI. No driver, no GPU: what
+# is built is looked at, loaded, and its logic run on the CPU.
+CUDA := $(BUILD)/cuda
+CUDA_TOOLS := $(abspath $(BUILD)/cuda-tools)
+
+$(CUDA_TOOLS)/.cutlass: $(TEST)/.tools
+	$(TEST)/bin/python $(PIP) install --no-deps --target $(CUDA_TOOLS) nvidia-cutlass==4.2.0.0
+	touch $@
+
+$(CUDA)/.built: $(CUDA_TOOLS)/.cutlass $(NATIVE) scripts/cuda_toolkit.py
+	root=$$($(TEST)/bin/python scripts/cuda_toolkit.py $(CUDA_TOOLS)) && \
+	  cmake --preset cuda -DCMAKE_CUDA_COMPILER=$$root/bin/nvcc -DCUDAToolkit_ROOT=$$root \
+	    -DCUTLASS_DIR=$(CUDA_TOOLS)/cutlass_library/source
+	cmake --build --preset cuda
+	touch $@
+
+cuda-compile: $(CUDA)/.built
+	$(CUDA)/tests/cuda_logic/specrt_cuda_logic
+	$(CUDA)/tests/cuda_logic/specrt_cuda_loads
+	$(TEST)/bin/python scripts/cuda_sass.py $(CUDA)/libspecrt.so --tools $(CUDA_TOOLS)
 
 # A copy of the sources, built anew in a temporary folder: nothing here is touched.
 mutants: $(TEST)/.tools

@@ -15,6 +15,7 @@ pybind11_add_module(
   _core MODULE
   python/bindings/constraint.cpp
   python/bindings/cpu.cpp
+  python/bindings/cuda.cpp
   python/bindings/decoder.cpp
   python/bindings/draft_tree.cpp
   python/bindings/drafter.cpp

@@ -114,6 +114,13 @@ if(SPECRT_SANITIZE)
 endif()
 target_link_libraries(specrt_objects PUBLIC Threads::Threads)
 
+# Instead of cuda/ in a build without CUDA: a seam at link time.
+add_library(specrt_no_cuda OBJECT EXCLUDE_FROM_ALL src/no_cuda/no_cuda.cpp)
+target_include_directories(specrt_no_cuda PRIVATE ${PROJECT_SOURCE_DIR}/include
+                                                  ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/cuda)
+target_compile_definitions(specrt_no_cuda PRIVATE SPECRT_BUILDING)
+target_compile_options(specrt_no_cuda PRIVATE -Wall -Wextra)
+
 add_library(specrt SHARED)
 add_library(specrt::specrt ALIAS specrt)
 target_link_libraries(specrt PRIVATE specrt_objects)

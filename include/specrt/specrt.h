@@ -2,6 +2,7 @@
 
 #include "specrt/constraint.h"
 #include "specrt/cpu.h"
+#include "specrt/cuda.h"
 #include "specrt/decoder.h"
 #include "specrt/draft_tree.h"
 #include "specrt/drafter.h"

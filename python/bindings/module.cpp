@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, module) {
   module.attr("__version__") = SPECRT_VERSION;
   bind_errors(module);
   bind_cpu(module);
+  bind_cuda(module);
   bind_memory(module);
   bind_draft_tree(module);
   bind_static_tree(module);

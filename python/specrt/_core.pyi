@@ -12,6 +12,7 @@ __all__: list[str] = [
     "CoreDrafter",
     "CoreSamplingParams",
     "CostModel",
+    "CudaDevice",
     "Decoder",
     "DraftTree",
     "FeatureRecorder",
@@ -30,6 +31,8 @@ __all__: list[str] = [
     "TokenConstraint",
     "available_cpu_isas",
     "cpu_isa",
+    "cuda_built",
+    "cuda_devices",
     "default_thread_count",
     "head_kv_cache_bytes_for",
     "head_memory_of",
@@ -77,6 +80,27 @@ class ThreadTeam:
     ) -> None: ...
     @property
     def size(self) -> int: ...
+
+
+class CudaDevice:
+    """
+    A GPU that this process sees.
+    """
+
+    @property
+    def architecture(self) -> int:
+        """
+        Compute capability, major * 10 + minor.
+        """
+
+    @property
+    def memory(self) -> int:
+        """
+        Bytes.
+        """
+
+    @property
+    def name(self) -> str: ...
 
 
 class MemoryUse:
@@ -837,6 +861,18 @@ def available_cpu_isas() -> list[str]:
 def cpu_isa() -> str:
     """
     The best instruction-set level that this machine runs: 'amx', 'avx512', 'avx2' or 'scalar'.
+    """
+
+
+def cuda_built() -> bool:
+    """
+    Whether this build has CUDA kernels (SPECRT_CUDA).
+    """
+
+
+def cuda_devices() -> list[CudaDevice]:
+    """
+    The GPUs of this machine, none where there is no driver. Raises UnsupportedError where specrt was built without CUDA.
     """
 
 

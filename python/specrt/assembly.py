@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 from . import _core
 from ._core import StaticTree
@@ -24,13 +24,23 @@ __all__ = [
 ]
 
 
+def refuse_cuda(device: str) -> NoReturn:
+    """Raises UnsupportedError with what stands in the way of this device."""
+    if not _core.cuda_devices():  # raises where the build has no CUDA
+        raise UnsupportedError(f"[device] expected an NVIDIA GPU for {device!r}, got none here")
+    raise UnsupportedError(
+        f"[device] expected 'auto' or 'cpu', got {device!r}: Engine does not drive this build's "
+        "CUDA kernels yet"
+    )
+
+
 def check_options(
     *, device: Any, verification: Any, policy: Any, cpu_isa: Any, **flags: Any
 ) -> str:
     """The instruction-set level to run. Raises as `Engine` does."""
     if device not in ("auto", "cpu"):
         if isinstance(device, str) and (device == "cuda" or device.startswith("cuda:")):
-            raise UnsupportedError("[device] this build has no CUDA: use device='cpu'")
+            refuse_cuda(device)
         raise InvalidArgumentError(f"[device] expected 'auto' or 'cpu', got {device!r}")
     check_name("verification", verification, VERIFICATIONS)
     check_name("policy", policy, POLICIES)

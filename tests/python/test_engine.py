@@ -24,6 +24,7 @@ from specrt import (
     SamplingParams,
     SpecrtError,
     UnsupportedError,
+    _core,
 )
 from specrt.drafters import DraftModel, NGram
 
@@ -486,6 +487,14 @@ def test_context_manager(l2: Path) -> None:
 
 
 # Settings.
+
+
+@pytest.mark.skipif(_core.cuda_built(), reason="this build has CUDA")
+def test_a_build_without_cuda_says_so(l2):
+    with pytest.raises(UnsupportedError, match="built without CUDA"):
+        Engine(l2, device="cuda", **SMALL)
+    with pytest.raises(UnsupportedError, match="built without CUDA"):
+        _core.cuda_devices()
 
 
 @pytest.mark.parametrize(

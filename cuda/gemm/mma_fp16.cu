@@ -1,0 +1,7 @@
+#include "gemm/mma_product.cuh"
+
+namespace specrt::cuda {
+
+template void mma_product<simt::Half, Stored::plain>(GemmArgs, float*, Stream);
+
+}  // namespace specrt::cuda

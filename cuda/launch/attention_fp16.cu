@@ -1,0 +1,8 @@
+#include "launch/attention.cuh"
+
+namespace specrt::cuda {
+
+template void launch_attention<simt::Half>(const AttentionArgs&, std::int64_t, std::int64_t,
+                                           Stream);
+
+}  // namespace specrt::cuda

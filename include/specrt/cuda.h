@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "specrt/export.h"
+
+namespace specrt {
+
+/// A GPU that this process sees.
+struct CudaDevice {
+  std::string name;
+  int architecture = 0;     ///< compute capability, major * 10 + minor
+  std::int64_t memory = 0;  ///< bytes
+};
+
+/// Whether this library was built with CUDA (SPECRT_CUDA).
+SPECRT_API bool cuda_built();
+
+/// The GPUs of this machine; none where there is no driver. Throws UnsupportedError where the
+/// library was built without CUDA.
+SPECRT_API std::vector<CudaDevice> cuda_devices();
+
+}  // namespace specrt

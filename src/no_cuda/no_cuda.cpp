@@ -1,0 +1,44 @@
+// The CUDA entry points of a library that was built without CUDA.
+
+#include "ops.h"
+#include "specrt/cuda.h"
+#include "specrt/error.h"
+
+namespace specrt {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw UnsupportedError(
+      "[device] expected a build with CUDA (SPECRT_CUDA=ON), got this one, which was built without "
+      "CUDA: use device='cpu'");
+}
+
+}  // namespace
+
+bool cuda_built() { return false; }
+std::vector<CudaDevice> cuda_devices() { refuse(); }
+
+namespace cuda {
+
+int architecture_of(int) { refuse(); }
+DeviceBuffer::DeviceBuffer(std::size_t) { refuse(); }
+DeviceBuffer::~DeviceBuffer() = default;
+DeviceBuffer::DeviceBuffer(DeviceBuffer&&) noexcept = default;
+DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&&) noexcept = default;
+void copy_to_device(void*, const void*, std::size_t, Stream) { refuse(); }
+void copy_to_host(void*, const void*, std::size_t, Stream) { refuse(); }
+void synchronize(Stream) { refuse(); }
+
+void embed(Type, const EmbedArgs&, std::int64_t, Stream) { refuse(); }
+void rms_norm(Type, const RmsNormArgs&, std::int64_t, Stream) { refuse(); }
+void rope_kv(Type, const RopeKvArgs&, std::int64_t, Stream) { refuse(); }
+void attention(Type, const AttentionArgs&, std::int64_t, std::int64_t, Stream) { refuse(); }
+bool wants_row_major(int, std::int64_t, std::int64_t) { refuse(); }
+std::int64_t workspace_bytes(const DeviceMatrix&, std::int64_t) { refuse(); }
+void product(Type, const DeviceMatrix&, const Product&, Stream) { refuse(); }
+void choose(const ProcessArgs&, const ChooseArgs&, std::int64_t, Stream) { refuse(); }
+void verify(const VerifyArgs&, std::int64_t, Stream) { refuse(); }
+void commit(const CommitArgs&, std::int64_t, std::int64_t, Stream) { refuse(); }
+
+}  // namespace cuda
+}  // namespace specrt

@@ -104,11 +104,15 @@ test-native: $(BUILD)/dev/.built
 test-python: $(TEST)/.installed
 	$(TEST)/bin/python -m pytest tests/python $(PYTEST_ARGS)
 
+# What never leaves one thread has nothing to show the thread sanitizer.
+ONE_THREAD := -kernels_ -rejection_ -kv_cache_ -suffix_trie_ -suffix_index_ -filter_ -philox_ -pack_ \
+  -rank_ -typical_ -block_
+
 sanitize: $(BUILD)/asan-ubsan/.built $(BUILD)/tsan/.built
 	ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 \
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	  $(BUILD)/asan-ubsan/tests/native/specrt_tests
-	TSAN_OPTIONS=halt_on_error=1 $(BUILD)/tsan/tests/native/specrt_tests
+	TSAN_OPTIONS=halt_on_error=1 $(BUILD)/tsan/tests/native/specrt_tests $(ONE_THREAD)
 
 # nvcc is this machine's or comes from PyPI, CUTLASS's headers come from PyPI. No driver, no GPU: what
 # is built is looked at, loaded, and its logic run on the CPU.

@@ -253,9 +253,11 @@ def test_goodput_gives_up_on_hopeless_drafts_and_tries_again(counter: Path) -> N
     with Engine(counter, wrong, policy="goodput", cpu_isa="scalar", **SMALL) as engine:
         metrics = engine.generate([0], greedy(250)).metrics
         assert 0 < metrics.drafted_tokens < 60
-        # What is known of the drafter holds for the next request, which still tries it.
-        again = engine.generate([0], greedy(250)).metrics
-    assert 0 < again.drafted_tokens < 40
+        # What is known of the drafter holds for the next ones, which try it again sooner or later;
+        # how soon depends on what a draft costs here.
+        again = [engine.generate([0], greedy(250)).metrics.drafted_tokens for _ in range(12)]
+    assert max(again) < 40
+    assert sum(again) > 0
     right = Budgets()
     with Engine(counter, right, policy="goodput", cpu_isa="scalar", **SMALL) as engine:
         assert engine.generate([0], greedy(250)).metrics.rounds < 120

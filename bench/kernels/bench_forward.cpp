@@ -36,28 +36,11 @@ int main(int argc, char** argv) {
        bench::option(argc, argv, "dtype", {"bfloat16", "int8", "int4", "w8a8"})) {
     const Model model = bench::random_model(shape, precision_from_name(dtype));
     for (const std::string& isa : bench::option(argc, argv, "isa", bench::fast_isas())) {
-      RunnerOptions options;
-      options.kv_cache_bytes = std::int64_t{1} << 30;
-      options.max_model_len = context + 128;
-      options.max_rows = 128;
-      options.team = std::make_shared<ThreadTeam>(threads);
-      options.cpu_isa = isa;
-      Runner runner(model, options);
+      const std::unique_ptr<Runner> prefilled =
+          bench::runner_behind(model, shape, isa, threads, context);
+      Runner& runner = *prefilled;
       const cpu::FpMode mode;
-      runner.cache().add(0, context + 100);
-      std::vector<TokenId> tokens(static_cast<std::size_t>(context));
-      for (std::size_t i = 0; i < tokens.size(); ++i) {
-        tokens[i] = static_cast<TokenId>(i * 7919 % static_cast<std::size_t>(shape.vocab));
-      }
-      for (std::int64_t done = 0; done < context;) {
-        const std::int64_t count = std::min<std::int64_t>(128, context - done);
-        runner.begin();
-        runner.add_committed(0, std::span(tokens).subspan(static_cast<std::size_t>(done),
-                                                          static_cast<std::size_t>(count)));
-        runner.forward();
-        runner.advance(0, count);
-        done += count;
-      }
+      const std::vector<TokenId> last = {0};
       // One committed row, the others a draft behind it, as verification has them. Row counts
       // alternate, so that all of them meet the same machine.
       std::vector<std::vector<double>> times(row_counts.size());
@@ -72,7 +55,7 @@ int main(int argc, char** argv) {
           for (std::int64_t n = 0; n < row_counts[i]; ++n) rows.push_back(n);
           const double begin = bench::now();
           runner.begin();
-          runner.add_committed(0, std::span(tokens).first(1));
+          runner.add_committed(0, last);
           if (!tree.empty()) runner.add_tree(0, tree);
           runner.forward();
           (void)runner.best(rows);

@@ -1,9 +1,14 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "bench_support.h"
+#include "model/runner.h"
 #include "specrt/model.h"
 
 namespace bench {
@@ -42,6 +47,37 @@ inline specrt::Model random_model(const Shape& s, specrt::Precision precision) {
     builder.set(tensor.name, tensor.shape, DType::bf16, values.data());
   }
   return builder.build();
+}
+
+/// A runner whose sequence 0 has `context` tokens in its cache, with room for drafts behind them.
+inline std::unique_ptr<specrt::Runner> runner_behind(const specrt::Model& model, const Shape& shape,
+                                                     const std::string& isa, int threads,
+                                                     std::int64_t context) {
+  using namespace specrt;
+  RunnerOptions options;
+  options.kv_cache_bytes = std::int64_t{1} << 30;
+  options.max_model_len = context + 128;
+  options.max_rows = 128;
+  options.team = std::make_shared<ThreadTeam>(threads);
+  options.cpu_isa = isa;
+  auto made = std::make_unique<Runner>(model, options);
+  Runner& runner = *made;
+  const cpu::FpMode mode;
+  runner.cache().add(0, context + 100);
+  std::vector<TokenId> tokens(static_cast<std::size_t>(context));
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] = static_cast<TokenId>(i * 7919 % static_cast<std::size_t>(shape.vocab));
+  }
+  for (std::int64_t done = 0; done < context;) {
+    const std::int64_t count = std::min<std::int64_t>(128, context - done);
+    runner.begin();
+    runner.add_committed(0, std::span(tokens).subspan(static_cast<std::size_t>(done),
+                                                      static_cast<std::size_t>(count)));
+    runner.forward();
+    runner.advance(0, count);
+    done += count;
+  }
+  return made;
 }
 
 }  // namespace bench

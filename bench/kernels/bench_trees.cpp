@@ -92,28 +92,11 @@ int main(int argc, char** argv) {
   for (const std::string& dtype : bench::option(argc, argv, "dtype", {"bfloat16"})) {
     const Model model = bench::random_model(shape, precision_from_name(dtype));
     for (const std::string& isa : bench::option(argc, argv, "isa", bench::fast_isas())) {
-      RunnerOptions options;
-      options.kv_cache_bytes = std::int64_t{1} << 30;
-      options.max_model_len = context + 128;
-      options.max_rows = 128;
-      options.team = std::make_shared<ThreadTeam>(threads);
-      options.cpu_isa = isa;
-      Runner runner(model, options);
+      const std::unique_ptr<Runner> prefilled =
+          bench::runner_behind(model, shape, isa, threads, context);
+      Runner& runner = *prefilled;
       const cpu::FpMode mode;
-      runner.cache().add(0, context + 100);
-      std::vector<TokenId> tokens(static_cast<std::size_t>(context));
-      for (std::size_t i = 0; i < tokens.size(); ++i) {
-        tokens[i] = static_cast<TokenId>(i * 7919 % static_cast<std::size_t>(shape.vocab));
-      }
-      for (std::int64_t done = 0; done < context;) {
-        const std::int64_t count = std::min<std::int64_t>(128, context - done);
-        runner.begin();
-        runner.add_committed(0, std::span(tokens).subspan(static_cast<std::size_t>(done),
-                                                          static_cast<std::size_t>(count)));
-        runner.forward();
-        runner.advance(0, count);
-        done += count;
-      }
+      const std::vector<TokenId> last = {0};
 
       // Bookkeeping alone: candidates, levels, rerank; rows, paths and attention's tasks.
       Proposals proposals(7);
@@ -124,7 +107,7 @@ int main(int argc, char** argv) {
       plan_shape.kv_heads = shape.kv_heads;
       plan_shape.head_dim = shape.head_dim;
       plan_shape.max_partials = AttentionPlan::kMostPartials;
-      AttentionPlan plan(plan_shape, options.max_rows, threads);
+      AttentionPlan plan(plan_shape, runner.max_rows(), threads);
       std::vector<std::int32_t> path(static_cast<std::size_t>(kLevels));
       std::vector<std::int32_t> table(static_cast<std::size_t>(context / 16 + 8));
       std::vector<cpu::AttentionRow> attention(static_cast<std::size_t>(nodes + 1));
@@ -135,7 +118,7 @@ int main(int argc, char** argv) {
         proposals.grow(candidates, nodes, tree);
         const double grown = bench::now();
         runner.begin();
-        runner.add_committed(0, std::span(tokens).first(1));
+        runner.add_committed(0, last);
         runner.add_tree(0, tree);
         const double laid_out = bench::now();
         for (std::size_t i = 0; i < attention.size(); ++i) {
@@ -154,7 +137,7 @@ int main(int argc, char** argv) {
       std::vector<std::int64_t> level(static_cast<std::size_t>(kTopK));
       for (std::size_t i = 0; i < level.size(); ++i) level[i] = static_cast<std::int64_t>(i);
       runner.begin();
-      runner.add_committed(0, std::span(tokens).first(1));
+      runner.add_committed(0, last);
       runner.add_tree(0, chain(kTopK));
       runner.forward();
       (void)runner.logits(level);
@@ -182,7 +165,7 @@ int main(int argc, char** argv) {
       const auto pass = [&](const DraftTree& draft) {
         const double begin = bench::now();
         runner.begin();
-        runner.add_committed(0, std::span(tokens).first(1));
+        runner.add_committed(0, last);
         runner.add_tree(0, draft);
         runner.forward();
         (void)runner.best(all);

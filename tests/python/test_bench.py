@@ -13,7 +13,6 @@ import pytest
 from helpers import greedy
 from typer.testing import CliRunner
 
-import specrt
 from specrt import Engine, InvalidArgumentError, LoadError, SpecrtError
 from specrt.bench import Totals, builtin_prompts, kernels, stats
 from specrt.bench.app import app
@@ -197,7 +196,6 @@ def test_sweep_of_drafters(tmp_path: Path, l2: Path) -> None:
     assert "γ=4" in output
 
 
-@pytest.mark.skipif(not hasattr(specrt.drafters, "Synthetic"), reason="no synthetic acceptance")
 def test_sweep_of_acceptance_rates(tmp_path: Path) -> None:
     arguments = ["--random", "tiny", "--alpha", 0.0, "--alpha", 0.6, "--alpha", 1.0, "--gamma", 3]
     arguments += ["--rounds", 1500, "--max-tokens", 256, "--repeats", 1, "--threads", 1]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from ..drafters import Synthetic
 from ..errors import InvalidArgumentError
 from ..sampling import SamplingParams
 from .plots import Plot
@@ -53,8 +54,6 @@ def measure(
         )
     columns: list[tuple[str, float | None, Any]] = []
     if alphas:
-        from ..drafters import Synthetic
-
         columns += [(f"α={one:g}", one, Synthetic()) for one in alphas]
     columns += [(one, None, parse_drafter(one)) for one in drafters]
     rows = []

@@ -245,6 +245,7 @@ class SPECRT_API Decoder {
   std::vector<RoundShare> last_round() const;
 
   MemoryUse memory() const;  ///< of target, pool and workspace; drafters tell their own
+  std::int64_t context_bytes() const;  ///< of the KV cache that a token of context has to be read
   std::int64_t max_model_len() const;
   std::int64_t max_rows() const;
   std::int64_t max_batch_size() const;

@@ -137,7 +137,7 @@ def generate(
         typer.Option(
             help="How much is drafted: goodput, brake, fixed, ema_tiers, off or adasd (lossy)."
         ),
-    ] = "brake",
+    ] = "goodput",
     posterior_threshold: Annotated[
         float | None, typer.Option(help="With typical: a probability that is enough.")
     ] = None,

@@ -78,7 +78,7 @@ class Engine:
         kv_cache_dtype: str = "auto",
         num_speculative_tokens: int | None = None,
         verification: str = "coupled",
-        policy: str = "brake",
+        policy: str = "goodput",
         target_tpot_seconds: float | None = None,
         target_ttft_seconds: float | None = None,
         synthetic_acceptance_rate: float | None = None,
@@ -120,10 +120,11 @@ class Engine:
             little more of a sampled draft, and repeat only for the same drafter and settings. Or
             "typical", which is lossy: it accepts what the target finds likely enough (Medusa,
             arXiv 2401.10774); outputs then say `lossless=False`.
-        policy: how many tokens each request drafts in a round. "brake" (a request whose drafts fail
-            drafts fewer, then none but for a probe now and then), "goodput" (one choice over all
+        policy: how many tokens each request drafts in a round. "goodput" (one choice over all
             requests, of what yields the most tokens a second by costs measured on this machine;
-            with verifications whose texts depend on drafts, "brake"), "fixed" (always
+            with verifications whose texts depend on drafts, "brake"), "brake" (a request whose
+            drafts fail drafts fewer, then none but for a probe now and then; it looks at no clock,
+            so that the drafts repeat as the text does), "fixed" (always
             `num_speculative_tokens`), "ema_tiers" (SGLang's adaptive steps: tiers by batch size,
             moved by a mean of accepted drafts), "off" (none; requests may ask for another policy),
             or "adasd", which is lossy (AdaSD, arXiv 2512.11280): it ends a draft behind a token of

@@ -38,8 +38,7 @@ void make_rise(CostModel::Table& table) {
   }
 }
 
-// Where `rows` lies: between entries `first` and first + 1, `part` of the way; beyond the last
-// entry `part` is more than 1.
+// Where `rows` lies: between entries `first` and first + 1, `part` of the way.
 struct Place {
   std::size_t first = 0;
   double part = 0.0;
@@ -47,12 +46,25 @@ struct Place {
 
 Place place_of(const CostModel::Table& table, std::int64_t rows) {
   if (table.size() < 2 || rows <= table.front().first) return {};
+  if (rows >= table.back().first) return {table.size() - 2, 1.0};
   const auto above = std::find_if(table.begin() + 1, table.end() - 1,
                                   [rows](const auto& entry) { return entry.first >= rows; });
   const auto below = above - 1;
   return {
       static_cast<std::size_t>(below - table.begin()),
       static_cast<double>(rows - below->first) / static_cast<double>(above->first - below->first)};
+}
+
+// Beyond the last entry the last few have too much noise, and perhaps a stair, to say how it goes
+// on: the line from a quarter of its rows does.
+double beyond(const CostModel::Table& table, std::int64_t rows) {
+  const auto& [last_rows, last_seconds] = table.back();
+  if (rows <= last_rows || table.size() < 2) return 0.0;
+  const auto from = std::find_if(table.rbegin() + 1, table.rend() - 1, [&](const auto& entry) {
+    return entry.first * 4 <= last_rows;
+  });
+  return static_cast<double>(rows - last_rows) * (last_seconds - from->second) /
+         static_cast<double>(last_rows - from->first);
 }
 
 double at_place(const CostModel::Table& table, const Place& place) {
@@ -101,9 +113,9 @@ void CostModel::set_draft(const std::string& drafter, const Draft& draft) {
 
 double CostModel::pass_seconds(std::int64_t rows, std::int64_t sequences,
                                std::int64_t context) const {
-  const double beyond = static_cast<double>(std::max<std::int64_t>(0, sequences - 1));
-  return scale_ * (at_place(table_, place_of(table_, rows)) + beyond * per_sequence_ +
-                   static_cast<double>(context) * per_token_);
+  const double others = static_cast<double>(std::max<std::int64_t>(0, sequences - 1));
+  return scale_ * (at_place(table_, place_of(table_, rows)) + beyond(table_, rows) +
+                   others * per_sequence_ + static_cast<double>(context) * per_token_);
 }
 
 CostModel::Draft CostModel::draft_of(const std::string& drafter, double step_share) const {
@@ -134,9 +146,10 @@ void CostModel::observe_pass(std::int64_t rows, std::int64_t sequences, std::int
   // guess.
   scale_ *= std::exp(kScaleRate * error);
   const Place place = place_of(table_, rows);
-  const double part = std::min(place.part, 1.0);
-  table_[place.first].second *= std::exp(kShapeRate * (1.0 - part) * error);
-  if (part > 0.0) table_[place.first + 1].second *= std::exp(kShapeRate * part * error);
+  table_[place.first].second *= std::exp(kShapeRate * (1.0 - place.part) * error);
+  if (place.part > 0.0) {
+    table_[place.first + 1].second *= std::exp(kShapeRate * place.part * error);
+  }
   const double of_context = scale_ * static_cast<double>(context) * per_token_ / expected;
   per_token_ *= std::exp(kShapeRate * of_context * error);
 }

@@ -71,12 +71,26 @@ std::int64_t kv_cache_bytes_for(const ModelConfig& config, Precision precision,
   return layout.bytes();
 }
 
+namespace {
+
+double head_share_of(const ModelConfig& config) {
+  const double hidden = static_cast<double>(config.hidden_size);
+  const double head = hidden * static_cast<double>(config.vocab_size);
+  const auto attention =
+      static_cast<double>(config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads));
+  const double layer = hidden * (attention + 3.0 * static_cast<double>(config.intermediate_size));
+  return head / (head + static_cast<double>(config.num_layers) * layer);
+}
+
+}  // namespace
+
 Decoder::Impl::Impl(const Model& model, const DecoderOptions& given)
     : options(given),
       runner(model, runner_options(given, true)),
       chooser(runner.kernels(), model.config().vocab_size),
       weight_bytes(runner.memory().weights),
       row_cost(row_cost_of(cpu_isa_from_name(runner.kernels().name))),
+      head_share(head_share_of(model.config())),
       cost(cpu_isa_from_name(runner.kernels().name)) {
   progress.reserve(static_cast<std::size_t>(options.max_batch_size));
 }
@@ -258,6 +272,15 @@ MemoryUse Decoder::memory() const {
   MemoryUse use = impl_->runner.memory();
   use.workspace += Chooser::bytes_for(impl_->runner.config().vocab_size);
   return use;
+}
+
+// Layers with a window soon read no more.
+std::int64_t Decoder::context_bytes() const {
+  std::int64_t bytes = 0;
+  for (const KvGroup& group : impl_->runner.cache().layout().groups) {
+    if (group.window == 0) bytes += group.bytes_per_slot();
+  }
+  return bytes;
 }
 
 std::int64_t Decoder::max_model_len() const { return impl_->runner.max_model_len(); }

@@ -26,7 +26,8 @@ struct Decoder::Impl {
   Runner runner;
   Chooser chooser;
   const std::int64_t weight_bytes;
-  const double row_cost;  // of one more row in a pass, as a share of a pass of one
+  const double row_cost;    // of one more row in a pass, as a share of a pass of one
+  const double head_share;  // of a row's products, those with the output head
   std::vector<std::unique_ptr<Sequence>> live;  // in order of arrival
   std::vector<std::unique_ptr<Sequence>> gone;  // finished in the last round
   std::vector<std::unique_ptr<Sequence>> preempted;
@@ -79,6 +80,7 @@ struct Decoder::Impl {
   std::int64_t decoding() const;
   void record(Sequence& sequence, std::int64_t accepted, bool rejected);
   void trim();
+  std::int64_t whole_rows(std::int64_t rows, std::int64_t prompt_rows) const;
   void fill_pass_costs(std::int64_t base, std::int64_t most) const;
   double round_limit(std::int64_t prompt_rows, std::chrono::steady_clock::time_point now) const;
   void add_probes(std::span<const std::size_t> which, const Allocation& best,

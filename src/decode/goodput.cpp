@@ -102,12 +102,12 @@ void Decoder::Impl::observe_round(double seconds) {
   std::int64_t steps = 0;
   std::int64_t tiered = 0;
   std::int64_t tier_accepted = 0;
-  bool prefilling = false;
+  std::int64_t prompt_rows = 0;
   for (const auto& s : live) {
     if (!s->in_pass || s->finish != Finish::none) continue;
     ++sequences;
     context += s->length();
-    prefilling = prefilling || s->prefilling();
+    prompt_rows += s->prompt_rows;
     if (s->prefilling() || s->drafter == nullptr) continue;
     if (s->params.speculation.policy == Policy::ema_tiers && !s->params.draft_changes_text()) {
       ++tiered;
@@ -118,8 +118,9 @@ void Decoder::Impl::observe_round(double seconds) {
     tiers.observe(decoding(), ema_initial(),
                   static_cast<double>(tier_accepted) / static_cast<double>(tiered));
   }
-  // Rows of prompts need no logits, so such passes are of another kind.
-  if (!prefilling && sequences > 0) cost.observe_pass(runner.rows(), sequences, context, seconds);
+  if (sequences > 0) {
+    cost.observe_pass(whole_rows(runner.rows(), prompt_rows), sequences, context, seconds);
+  }
   if (drafting.empty()) return;
   for (const Sequence* s : drafting) {
     // The first draft of a sequence runs its prompt as well.
@@ -130,6 +131,12 @@ void Decoder::Impl::observe_round(double seconds) {
   const Sequence& first = *drafting.front();
   cost.observe_draft(first.drafter->name(), first.step_cost, steps, std::ssize(drafting),
                      draft_seconds);
+}
+
+// Rows of prompts need no logits: so many rows with them cost the same.
+std::int64_t Decoder::Impl::whole_rows(std::int64_t rows, std::int64_t prompt_rows) const {
+  const auto saved = static_cast<std::int64_t>(head_share * static_cast<double>(prompt_rows));
+  return std::max<std::int64_t>(1, rows - saved);
 }
 
 // Passes of `base` rows and 0 to `most` draft nodes.
@@ -211,7 +218,7 @@ std::vector<std::int64_t> Decoder::allocate(std::span<const std::int64_t> most,
     candidates[i].gains = std::span(d.node_gains).subspan(first_gain[i], end - first_gain[i]);
   }
   const std::int64_t decoding = d.decoding();
-  d.fill_pass_costs(decoding + fixed_nodes + prompt_rows, total);
+  d.fill_pass_costs(d.whole_rows(decoding + fixed_nodes + prompt_rows, prompt_rows), total);
   d.draft_costs.assign(deepest + 1, 0.0);
   for (const Sequence* s : drafters) {
     const CostModel::Draft cost = d.cost.draft_of(s->drafter->name(), s->step_cost);
@@ -254,12 +261,16 @@ void Decoder::Impl::add_probes(std::span<const std::size_t> which, const Allocat
 void Decoder::Impl::trim() {
   std::int64_t total = 0;
   std::int64_t rows = 0;
+  std::int64_t prompt_rows = 0;
   candidates.clear();
   trimmed_of.clear();
   for (const auto& s : live) {
     if (!s->in_pass || s->finish != Finish::none) continue;
-    rows += s->prefilling() ? std::min(s->planned, s->prompt_tokens - s->processed)
-                            : 1 + std::ssize(s->draft.tokens());
+    if (s->prefilling()) {
+      prompt_rows += std::min(s->planned, s->prefill_tokens - s->processed);
+    } else {
+      rows += 1 + std::ssize(s->draft.tokens());
+    }
     const bool may = s->params.speculation.policy == Policy::goodput && !s->draft.empty() &&
                      !s->params.draft_changes_text() && !s->params.speculation.synthetic() &&
                      s->counters.rounds % kUntrimmed != 0 && has_confidences(s->draft);
@@ -301,7 +312,7 @@ void Decoder::Impl::trim() {
     candidates[i].gains = std::span(node_gains).subspan(first, size);
     first += size;
   }
-  fill_pass_costs(rows - total, total);
+  fill_pass_costs(whole_rows(rows - total + prompt_rows, prompt_rows), total);
   constexpr double kDrafted[] = {0.0, 0.0};
   const Allocation best = allocate_drafts(candidates, {pass_costs, kDrafted, 0.0},
                                           static_cast<double>(decoding() - std::ssize(candidates)));

@@ -13,9 +13,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kPrompt = 8;
 constexpr std::int64_t kOutput = 96;
-constexpr std::int64_t kLongContext = 1024;
 constexpr int kSweeps = 3;              // of all sizes, if there is time
 constexpr std::int64_t kManyRows = 64;  // beyond, a pass has to be worth its time
+constexpr std::ptrdiff_t kFewestOfLine = 4;
 // What shapes the staircase first, what fills it in later.
 constexpr std::int64_t kRows[] = {1, 8,  32, 2,  16, 64, 4, 128, 17, 33,
                                   3, 12, 24, 48, 65, 96, 6, 256, 512};
@@ -126,6 +126,30 @@ struct Sample {
   std::vector<double> seconds;
 };
 
+// So many rows are bound by products, and cost alike. The line through them for which half of all
+// pairs are steeper (Theil-Sen) takes no notice of a pass or two in which somebody else had the
+// processor: they are too few to take a median of each.
+void straighten(CostModel::Table& table) {
+  const auto first = std::find_if(table.begin(), table.end(),
+                                  [](const auto& entry) { return entry.first >= kManyRows; });
+  if (table.end() - first < kFewestOfLine) return;
+  std::vector<double> slopes;
+  for (auto a = first; a != table.end(); ++a) {
+    for (auto b = a + 1; b != table.end(); ++b) {
+      slopes.push_back((b->second - a->second) / static_cast<double>(b->first - a->first));
+    }
+  }
+  const double slope = std::max(0.0, median(std::move(slopes)));
+  std::vector<double> starts;
+  for (auto a = first; a != table.end(); ++a) {
+    starts.push_back(a->second - slope * static_cast<double>(a->first));
+  }
+  const double start = median(std::move(starts));
+  for (auto a = first; a != table.end(); ++a) {
+    a->second = std::max(start + slope * static_cast<double>(a->first), 1e-9);
+  }
+}
+
 CostModel::Table table_of(const std::vector<Sample>& samples) {
   CostModel::Table table;
   for (const Sample& one : samples) {
@@ -185,6 +209,7 @@ CostModel measure_cost(Decoder& decoder, std::shared_ptr<Drafter> drafter,
   }
   CostModel::Table table = table_of(samples);
   if (table.empty()) return model;
+  straighten(table);
   model.set_pass(table, 0.0, 0.0);
 
   double per_sequence = 0.0;
@@ -197,17 +222,12 @@ CostModel measure_cost(Decoder& decoder, std::shared_ptr<Drafter> drafter,
     per_sequence = std::max(
         0.0, (median(seen) - model.pass_seconds(many, 1, 0)) / static_cast<double>(many - 1));
   }
-  double per_token = 0.0;
-  const std::int64_t far = std::min(kLongContext, limit / 2);
-  const double prefill = model.pass_seconds(std::min(far, decoder.max_rows()), 1, 0) *
-                         static_cast<double>((far + decoder.max_rows() - 1) / decoder.max_rows());
-  if (far >= 8 * prompt && bench.affords(prefill) && bench.set(1, far, bush)) {
-    std::vector<double> seen;
-    for (int i = 0; i < kSweeps && bench.set(1, far, bush); ++i)
-      seen.push_back(pass_seconds(bench.run(0)));
-    per_token = std::max(
-        0.0, (median(seen) - model.pass_seconds(1, 1, 0)) / static_cast<double>(far - prompt));
-  }
+  // Reading context is too small a part of a pass to be told from noise in the time there is. One
+  // row reads all weights, and a token of context is read like them; what passes take does the
+  // rest.
+  const double per_token = model.pass_seconds(1, 1, 0) *
+                           static_cast<double>(decoder.context_bytes()) /
+                           static_cast<double>(decoder.memory().weights);
   model.set_pass(std::move(table), per_sequence, per_token);
 
   // Drafters that cost next to nothing show what they take as they go.

@@ -44,7 +44,7 @@ def test_defaults_are_greedy(seen: dict[str, Any]) -> None:
     assert (result.exit_code, result.output) == (0, "out\n")
     assert (seen["model"], seen["text"]) == ("model", "in")
     assert seen["params"] == specrt.SamplingParams()
-    assert (seen["verification"], seen["policy"], seen["cpu_isa"]) == ("coupled", "brake", "auto")
+    assert (seen["verification"], seen["policy"], seen["cpu_isa"]) == ("coupled", "goodput", "auto")
 
 
 @pytest.mark.parametrize(

@@ -330,7 +330,7 @@ def test_policy(counter: Path) -> None:
         with pytest.raises(InvalidArgumentError, match=r"\[policy\] expected 'goodput', 'brake'"):
             Engine(counter, "ngram", policy=policy, **SMALL)
     with Engine(counter, "ngram", **SMALL) as engine:
-        assert engine.policy == "brake"
+        assert engine.policy == "goodput"
 
 
 def test_drafts_that_fail_stop(counter: Path) -> None:

@@ -69,6 +69,7 @@ struct Decoder::Impl {
     std::string name;
     Acceptance acceptance{kFirstGuess, kSlow};
     Calibration calibration;
+    bool confident = false;  // its drafts say what they are worth
     static constexpr double kFirstGuess = 0.7;  // before any draft of its was decided
     static constexpr double kSlow = 0.02;
   };
@@ -79,6 +80,7 @@ struct Decoder::Impl {
   std::int64_t ema_initial() const;
   std::int64_t decoding() const;
   void record(Sequence& sequence, std::int64_t accepted, bool rejected);
+  bool trims_freely(const Sequence& sequence) const;
   void trim();
   std::int64_t whole_rows(std::int64_t rows, std::int64_t prompt_rows) const;
   void fill_pass_costs(std::int64_t base, std::int64_t most) const;

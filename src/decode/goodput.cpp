@@ -13,7 +13,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr double kHopedFor = 0.9;          // acceptance for which a probe would have to pay
-constexpr std::int64_t kUntrimmed = 16;    // one round in so many is not trimmed, and shows more
+constexpr std::int64_t kOneMore = 16;      // one round in so many is trimmed to one node more
+constexpr double kFree = 0.01;             // of a pass: drafting that takes less costs nothing
 constexpr std::size_t kMostDrafters = 64;  // records of; beyond, the last one is shared
 
 double seconds_between(Clock::time_point from, Clock::time_point to) {
@@ -83,6 +84,7 @@ void Decoder::Impl::record(Sequence& s, std::int64_t accepted, bool rejected) {
     known.acceptance.observe(accepted, rejected);
   }
   if (!has_confidences(s.draft) || s.params.speculation.synthetic()) return;
+  known.confident = true;
   const std::vector<std::int32_t>& taken = s.walk.path();
   const auto is_on_path = [&](std::int32_t node) {
     return std::binary_search(taken.begin(), taken.end(), node);
@@ -139,6 +141,17 @@ std::int64_t Decoder::Impl::whole_rows(std::int64_t rows, std::int64_t prompt_ro
   return std::max<std::int64_t>(1, rows - saved);
 }
 
+// Drafts that cost nothing and say what they are worth are better chosen from when they are there.
+bool Decoder::Impl::trims_freely(const Sequence& s) const {
+  if (s.params.speculation.synthetic()) return false;
+  const auto known = std::find_if(records.begin(), records.end(), [&](const DrafterRecord& one) {
+    return one.name == s.drafter->name();
+  });
+  return known != records.end() && known->confident &&
+         cost.draft_seconds(s.drafter->name(), s.step_cost, 1, std::ssize(live)) <
+             kFree * cost.pass_seconds(1, 1, 0);
+}
+
 // Passes of `base` rows and 0 to `most` draft nodes.
 void Decoder::Impl::fill_pass_costs(std::int64_t base, std::int64_t most) const {
   std::int64_t context = 0;
@@ -186,6 +199,11 @@ std::vector<std::int64_t> Decoder::allocate(std::span<const std::int64_t> most,
   for (std::size_t i = 0; i < most.size(); ++i) {
     const Sequence& s = *d.live[i];
     if (most[i] <= 0 || s.prefilling() || s.drafter == nullptr) continue;
+    // While prompts wait, rows that a draft may take are theirs otherwise.
+    if (prompt_rows == 0 && d.trims_freely(s)) {
+      out[i] = most[i];
+      continue;
+    }
     DraftCandidate one;
     one.width = std::max(1.0, s.brake.width());
     // Deeper nodes could never be used.
@@ -218,7 +236,8 @@ std::vector<std::int64_t> Decoder::allocate(std::span<const std::int64_t> most,
     candidates[i].gains = std::span(d.node_gains).subspan(first_gain[i], end - first_gain[i]);
   }
   const std::int64_t decoding = d.decoding();
-  d.fill_pass_costs(d.whole_rows(decoding + fixed_nodes + prompt_rows, prompt_rows), total);
+  const std::int64_t given = std::accumulate(out.begin(), out.end(), std::int64_t{0});
+  d.fill_pass_costs(d.whole_rows(decoding + fixed_nodes + given + prompt_rows, prompt_rows), total);
   d.draft_costs.assign(deepest + 1, 0.0);
   for (const Sequence* s : drafters) {
     const CostModel::Draft cost = d.cost.draft_of(s->drafter->name(), s->step_cost);
@@ -273,7 +292,7 @@ void Decoder::Impl::trim() {
     }
     const bool may = s->params.speculation.policy == Policy::goodput && !s->draft.empty() &&
                      !s->params.draft_changes_text() && !s->params.speculation.synthetic() &&
-                     s->counters.rounds % kUntrimmed != 0 && has_confidences(s->draft);
+                     has_confidences(s->draft);
     if (!may) continue;
     total += std::ssize(s->draft.tokens());
     trimmed_of.push_back(s.get());
@@ -320,7 +339,9 @@ void Decoder::Impl::trim() {
   for (std::size_t i = 0; i < trimmed_of.size(); ++i) {
     Sequence& s = *trimmed_of[i];
     const std::size_t size = s.draft.size();
-    const auto kept = static_cast<std::size_t>(best.nodes[i]);
+    // What lies behind is seen now and then, so that it can turn out to be better than believed.
+    const std::size_t more = s.counters.rounds % kOneMore == 0 ? 1 : 0;
+    const std::size_t kept = static_cast<std::size_t>(best.nodes[i]) + more;
     if (kept < size) {
       if (is_chain(s.draft)) {
         const double above = kept == 0 ? 1.0 : candidates[i].gains[kept - 1];

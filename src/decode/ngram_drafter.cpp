@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -11,6 +12,27 @@
 
 namespace specrt {
 namespace {
+
+constexpr std::int64_t kLongest = 16;  // beyond, a longer match says nothing more
+
+// What a copy behind a match of so many tokens is worth, about: one token says little, four are
+// nearly sure. Each copied token that is right makes the match longer. Fitted to a chat model's
+// answers to forty prompts; whoever goes by it learns what it comes to for the text at hand.
+float log_prob_of(std::int64_t match) {
+  const auto length = static_cast<double>(std::clamp<std::int64_t>(match, 1, kLongest));
+  return static_cast<float>(std::log(1.0 - 0.8 * std::pow(length, -0.9)));
+}
+
+// Tokens before `next` that are the text's last ones too.
+std::int64_t match_before(std::span<const TokenId> text, std::int64_t next) {
+  std::int64_t length = 0;
+  while (length < std::min(kLongest, next) &&
+         text[static_cast<std::size_t>(next - 1 - length)] ==
+             text[text.size() - 1 - static_cast<std::size_t>(length)]) {
+    ++length;
+  }
+  return length;
+}
 
 class NgramDrafter final : public Drafter {
  public:
@@ -134,6 +156,7 @@ class NgramDrafter final : public Drafter {
   static std::int64_t copy(std::span<const TokenId> text, std::int64_t from, std::int64_t depth,
                            std::int64_t nodes, DraftTree& tree) {
     const std::int64_t period = std::ssize(text) - from;
+    const std::int64_t match = match_before(text, from);
     std::int32_t node = DraftTree::kRoot;
     for (std::int64_t i = 0; i < depth && nodes > 0; ++i) {
       const TokenId token = text[static_cast<std::size_t>(from + i % period)];
@@ -142,7 +165,7 @@ class NgramDrafter final : public Drafter {
         node = known;
         continue;
       }
-      node = tree.add(token, node);
+      node = tree.add(token, node, log_prob_of(match + i));
       --nodes;
     }
     return nodes;

@@ -247,6 +247,23 @@ def test_load(tmp_path: Path, l2: Path) -> None:
     assert "Poisson" in output
 
 
+def test_goodput_plans_for_the_target(
+    tmp_path: Path, l2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+    made = Target.engine
+
+    def engine(self: Target, contender: Contender, **options: Any) -> Engine:
+        seen[contender.name] = options.get("target_tpot_seconds")
+        return made(self, contender, **options)
+
+    monkeypatch.setattr(Target, "engine", engine)
+    arguments = ["--concurrency", 1, "--requests", 1, "--max-tokens", 4, "--prompt-tokens", 4]
+    arguments += ["--gamma", 2, "--policy", "goodput", "--policy", "brake", "--max-model-len", 64]
+    bench(tmp_path, "load", l2, *arguments, "--target-tpot-ms", 1e4, *FAST)
+    assert seen == {"plain": None, "fixed γ=2": None, "goodput": 10.0, "brake": None}
+
+
 def test_a_level_keeps_its_concurrency(counter: Path) -> None:
     most = 0
     with Engine(counter, threads=1, max_model_len=64, max_batch_size=8) as engine:

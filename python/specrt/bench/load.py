@@ -71,8 +71,8 @@ def measure(
     """Each level with each contender, by turns, `repeats` times after a short warm-up.
 
     requests: of a repetition; None: four times the concurrency, or a rate's ten seconds. All
-    contenders get the same prompts at the same times. target_tpot: seconds a token after the first;
-    tells how many requests stayed below. synthetic: accept drafts with this probability.
+    contenders get the same prompts at the same times. target_tpot: seconds a token after the first,
+    which goodput plans for; tells how many requests stayed below, of all. synthetic: accept drafts with this probability.
     """
     if not levels:
         raise InvalidArgumentError("[load] expected concurrencies or rates, got none")
@@ -96,6 +96,7 @@ def measure(
                     max_batch_size=most,
                     enable_prefix_caching=False,
                     **({} if synthetic is None or one == PLAIN else _rate(synthetic)),
+                    **({} if target_tpot is None or not _plans(one) else _pace(target_tpot)),
                 )
             )
             for one in contenders
@@ -146,6 +147,15 @@ def measure(
 
 def _rate(synthetic: float) -> dict[str, Any]:
     return {"synthetic_acceptance_rate": synthetic}
+
+
+def _pace(target_tpot: float) -> dict[str, Any]:
+    return {"target_tpot_seconds": target_tpot}
+
+
+def _plans(one: Contender) -> bool:
+    """Whether it takes targets: by default an engine does."""
+    return one != PLAIN and one.policy in (None, "goodput")
 
 
 def _text(different: Sequence[str], synthetic: float | None) -> str:

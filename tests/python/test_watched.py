@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import greedy
 
-from specrt import Drafter, DraftTree, Engine, _core
+from specrt import Drafter, DraftTree, Engine, SamplingParams, _core
 from specrt.drafters import Suffix
 
 SMALL: dict[str, Any] = {"max_batch_size": 2, "max_model_len": 256, "threads": 1}
@@ -24,16 +26,17 @@ def watch(engine: Engine, inner: _core.CoreDrafter) -> list[tuple[list[int], Dra
     return seen
 
 
-def test_it_is_told_what_has_finished(l2: Path) -> None:
+def test_it_is_told_what_has_finished(make_bigram: Callable[..., Path]) -> None:
     """A suffix cache learns from finished requests."""
-    prompt = list(range(1, 20))
-    with Engine(l2, Suffix(), self_test=False, enable_prefix_caching=False, **SMALL) as engine:
+    path = make_bigram(np.random.default_rng(0).normal(size=(256, 256)))
+    params = SamplingParams(max_tokens=60, temperature=1.0, seed=1, ignore_eos=True)
+    with Engine(path, Suffix(), enable_prefix_caching=False, **SMALL) as engine:
         assert engine._drafter is not None
         seen = watch(engine, engine._drafter.for_request())
-        first = engine.generate(prompt, greedy(40, ignore_eos=True))
-        again = engine.generate(prompt, greedy(40, ignore_eos=True))
+        first, again = (engine.generate([1, 2, 3], params) for _ in range(2))
     assert again.token_ids == first.token_ids
-    assert again.metrics.accepted_tokens > first.metrics.accepted_tokens + 20
+    # Little repeats in the text itself; all of it is known the second time.
+    assert again.metrics.accepted_tokens > first.metrics.accepted_tokens + 15
     assert seen
 
 

@@ -9,6 +9,8 @@ override PYTHON := $(shell command -v $(PYTHON))
 #   make test TORCH="torch --index-url https://download.pytorch.org/whl/cpu"
 TORCH ?= torch==2.13.0
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
+# Workers of the Python tests: each has models of its own.
+PYTEST_JOBS ?= $(shell echo $$(($(JOBS) < 4 ? $(JOBS) : 4)))
 PYTEST_ARGS ?=
 MUTANTS_ARGS ?=
 BENCH_ARGS ?=
@@ -19,6 +21,8 @@ HEAD := models/smollm2-eagle3
 
 DEMO := $(BUILD)/venv-demo
 TEST := $(BUILD)/venv-test
+TOOLS := $(BUILD)/venv-build
+WHEELS := $(BUILD)/wheels
 BIN := $(abspath $(TEST)/bin)
 PIP := -m pip --disable-pip-version-check
 CXX_SOURCES := $(shell find include src cuda python/bindings cmake -type f 2>/dev/null) CMakeLists.txt
@@ -55,15 +59,34 @@ help:
 	@echo "make wheel     build a wheel into dist/"
 	@echo "make clean     remove build/ and dist/"
 
+# --- the wheel, which both environments below install --------------------------------------------
+
+$(TOOLS)/.venv: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "specrt needs Python >= 3.10")'
+	$(PYTHON) -m venv --clear $(TOOLS)
+	$(TOOLS)/bin/python $(PIP) install 'cmake>=3.24' 'ninja>=1.11' \
+	  $$($(TOOLS)/bin/python scripts/requirements.py build)
+	touch $@
+
+# Without isolation the build folder keeps its objects, so a change costs one file's compilation.
+$(WHEELS)/.built: $(TOOLS)/.venv $(PACKAGE)
+	rm -rf $(WHEELS)
+	$(TOOLS)/bin/python $(PIP) wheel -v --no-deps --no-build-isolation \
+	  -C build-dir=$(BUILD)/wheel -w $(WHEELS) .
+	touch $@
+
+# $(call install,environment): pip would keep what it has where the version is the same.
+install = $(1)/bin/python $(PIP) uninstall -q -y specrt && \
+  $(1)/bin/python $(PIP) install $(WHEELS)/specrt-*.whl
+
 # --- what a user has: the package alone, no torch --------------------------------------------
 
 $(DEMO)/.venv:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "specrt needs Python >= 3.10")'
 	$(PYTHON) -m venv --clear $(DEMO)
 	touch $@
 
-$(DEMO)/.installed: $(DEMO)/.venv $(PACKAGE)
-	$(DEMO)/bin/python $(PIP) install -v .
+$(DEMO)/.installed: $(DEMO)/.venv $(WHEELS)/.built
+	$(call install,$(DEMO))
 	touch $@
 
 demo: $(DEMO)/.installed
@@ -85,10 +108,8 @@ $(TEST)/.tools: $(TEST)/.venv pyproject.toml
 	  $$($(TEST)/bin/python scripts/requirements.py build project test dev)
 	touch $@
 
-# Without isolation the build folder keeps its objects, so a change costs one file's compilation.
-$(TEST)/.installed: $(TEST)/.tools $(PACKAGE)
-	$(TEST)/bin/python $(PIP) install -v --no-deps --no-build-isolation \
-	  -C build-dir=$(BUILD)/wheel .
+$(TEST)/.installed: $(TEST)/.tools $(WHEELS)/.built
+	$(call install,$(TEST))
 	touch $@
 
 $(BUILD)/%/.built: $(TEST)/.tools $(NATIVE)
@@ -99,10 +120,11 @@ $(BUILD)/%/.built: $(TEST)/.tools $(NATIVE)
 test: test-native test-python
 
 test-native: $(BUILD)/dev/.built
-	$(BUILD)/dev/tests/native/specrt_tests
+	$(BUILD)/dev/tests/native/specrt_tests --jobs=$(JOBS)
 
 test-python: $(TEST)/.installed
-	$(TEST)/bin/python -m pytest tests/python $(PYTEST_ARGS)
+	$(TEST)/bin/python -m pytest tests/python --wheel $(WHEELS)/specrt-*.whl \
+	  -n $(PYTEST_JOBS) --dist loadfile $(PYTEST_ARGS)
 
 # What never leaves one thread has nothing to show the thread sanitizer.
 ONE_THREAD := -kernels_ -rejection_ -kv_cache_ -suffix_trie_ -suffix_index_ -filter_ -philox_ -pack_ \
@@ -111,8 +133,8 @@ ONE_THREAD := -kernels_ -rejection_ -kv_cache_ -suffix_trie_ -suffix_index_ -fil
 sanitize: $(BUILD)/asan-ubsan/.built $(BUILD)/tsan/.built
 	ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 \
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  $(BUILD)/asan-ubsan/tests/native/specrt_tests
-	TSAN_OPTIONS=halt_on_error=1 $(BUILD)/tsan/tests/native/specrt_tests $(ONE_THREAD)
+	  $(BUILD)/asan-ubsan/tests/native/specrt_tests --jobs=$(JOBS)
+	TSAN_OPTIONS=halt_on_error=1 $(BUILD)/tsan/tests/native/specrt_tests --jobs=$(JOBS) $(ONE_THREAD)
 
 # nvcc is this machine's or comes from PyPI, CUTLASS's headers come from PyPI. No driver, no GPU: what
 # is built is looked at, loaded, and its logic run on the CPU.
@@ -131,7 +153,7 @@ $(CUDA)/.built: $(CUDA_TOOLS)/.cutlass $(NATIVE) scripts/cuda_toolkit.py
 	touch $@
 
 cuda-compile: $(CUDA)/.built
-	$(CUDA)/tests/cuda_logic/specrt_cuda_logic
+	$(CUDA)/tests/cuda_logic/specrt_cuda_logic --jobs=$(JOBS)
 	$(CUDA)/tests/cuda_logic/specrt_cuda_loads
 	$(TEST)/bin/python scripts/cuda_sass.py $(CUDA)/libspecrt.so --tools $(CUDA_TOOLS)
 
@@ -159,9 +181,9 @@ format: $(TEST)/.tools
 stubs: $(TEST)/.installed
 	$(TEST)/bin/python scripts/stubs.py
 
-wheel: $(TEST)/.tools
-	$(TEST)/bin/python $(PIP) wheel --no-deps --no-build-isolation \
-	  -C build-dir=$(BUILD)/wheel -w dist .
+wheel: $(WHEELS)/.built
+	mkdir -p dist
+	cp $(WHEELS)/specrt-*.whl dist/
 
 clean:
 	rm -rf $(BUILD) dist

@@ -108,6 +108,16 @@ else()
   target_sources(specrt_objects PRIVATE src/cpu/no_x86.cpp)
 endif()
 
+if(SPECRT_PCH)
+  target_precompile_headers(
+    specrt_objects PRIVATE <algorithm> <array> <cmath> <cstdint> <functional> <memory> <optional>
+    <span> <sstream> <string> <unordered_map> <vector>)
+  # Units of one instruction-set level, and what they share with the baseline, stay by themselves.
+  get_target_property(specrt_units specrt_objects SOURCES)
+  list(FILTER specrt_units INCLUDE REGEX "src/cpu/")
+  set_source_files_properties(${specrt_units} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+endif()
+
 if(SPECRT_SANITIZE)
   target_compile_options(specrt_objects PUBLIC -fsanitize=${SPECRT_SANITIZE} -fno-omit-frame-pointer)
   target_link_options(specrt_objects PUBLIC -fsanitize=${SPECRT_SANITIZE})

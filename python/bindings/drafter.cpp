@@ -104,9 +104,15 @@ class WatchedDrafter final : public Drafter {
   void resume(SequenceId id, std::span<const TokenId> tokens, std::int64_t max_length) override {
     inner_->resume(id, tokens, max_length);
   }
+  void finished(SequenceId id, std::span<const TokenId> tokens) override {
+    inner_->finished(id, tokens);
+  }
   void release(SequenceId id) override { inner_->release(id); }
   bool tells_laws() const override { return inner_->tells_laws(); }
   MemoryUse memory() const override { return inner_->memory(); }
+  double step_cost(std::int64_t target_bytes) const override {
+    return inner_->step_cost(target_bytes);
+  }
 
  private:
   std::shared_ptr<Drafter> inner_;
@@ -265,7 +271,7 @@ void bind_drafter(py::module_& module) {
       [](std::shared_ptr<Drafter> inner, py::object told) -> std::shared_ptr<Drafter> {
         return std::make_shared<WatchedDrafter>(std::move(inner), std::move(told));
       },
-      py::arg("inner"), py::arg("told"),
+      py::arg("inner").none(false), py::arg("told"),
       "The same drafter; told(tokens, tree) is called with every draft that it makes.");
 
   module.def(

@@ -32,7 +32,7 @@ from .planning import (
     core_config,
     plan_sizes,
 )
-from .sampling import SamplingParams
+from .trial import try_chains
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -167,20 +167,13 @@ class _Bench:
 
     def measure(self, name: str, cure: str, drafter: _core.CoreDrafter) -> Finding:
         """Answer the prompts, greedily."""
-        params = SamplingParams(max_tokens=self.asked.tokens, ignore_eos=True)
-        core = params.to_core(eos_token_ids=())
-        for prompt in self._prompts:
-            self.decoder.add(prompt, core, drafter)
-        ended = []
-        while not self.decoder.idle:
-            for *_, finish, counters, error in self.decoder.round(
-                _core.plan_fixed(self.decoder, GAMMA)
-            ):
-                if error:
-                    return Finding(name, cure, error=error)
-                if finish and counters is not None:
-                    ended.append(Metrics.of(counters, ttft=0.0, total=0.0))
-        totals = Totals.of(ended)
+        try:
+            ended = try_chains(
+                self.decoder, drafter, self._prompts, tokens=self.asked.tokens, gamma=GAMMA
+            )
+        except SpecrtError as error:
+            return Finding(name, cure, error=str(error))
+        totals = Totals.of(Metrics.of(one, ttft=0.0, total=0.0) for one in ended)
         alpha = tuple(totals.alpha_per_position)
         return Finding(name, cure, totals.acceptance_length - 1.0, alpha, totals.rounds)
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import operator
 import os
-import threading
 from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
 from . import _core
-from .assembly import check_full_drafts, check_options, check_tree, draft_tokens_of
+from .assembly import check_full_drafts, check_options, draft_tokens_of
 from .costs import cache_folder, cost_model_of
 from .delivery import Delivery
 from .drafters import is_head, resolve
 from .engine_metrics import EngineMetrics, MetricsObserver
-from .errors import InvalidArgumentError, UnsupportedError
+from .errors import InvalidArgumentError
 from .handle import RequestHandle
+from .intake import Intake
 from .loaded import open_target
 from .observer import Both
 from .parts import Asked, Frame, OwnDrafter, Parts, open_parts
@@ -35,7 +34,6 @@ from .sampling import SamplingParams
 from .scheduler import Scheduler
 from .self_test import self_test as try_drafts
 from .speculation import Defaults, check_targets, synthetic_rates
-from .structured import Grammar
 from .trace import TraceWriter, brief
 
 if TYPE_CHECKING:
@@ -188,8 +186,6 @@ class Engine:
 
         self._trace = TraceWriter(trace) if trace is not None else None
         self._metrics = MetricsObserver()
-        self._preparing = threading.Lock()
-        """Grammars are compiled one at a time."""
         opened = open_target(target, tokenizer=tokenizer, dtype=dtype, max_model_len=max_model_len)
         part: Parts | None = None
         try:
@@ -197,7 +193,7 @@ class Engine:
                 asked = Asked(num_speculative_tokens, max_model_len, max_batch_size, verification)
                 part = open_parts(spec, opened, asked)
                 draft_tokens = part.draft_tokens
-            self._speculation = Defaults(
+            speculation = Defaults(
                 policy=policy,
                 verification=verification,
                 draft_tokens=draft_tokens,
@@ -208,8 +204,7 @@ class Engine:
                 synthetic_acceptance_rates=rates,
                 tells_laws=part is not None and part.tells_laws,
             )
-            self._speculation.core_options(None)
-            self._trees = part.trees if part is not None else []
+            speculation.core_options(None)
             shape = part.shape if part is not None else None
             defaults = SamplingParams.from_generation_config(opened.generation)
             sizes = plan_sizes(
@@ -262,12 +257,17 @@ class Engine:
             )
         self.verification: str = verification
         self.policy: str = policy
-        self._sizes = sizes
-        self._grammar: Grammar | None = None
-        self._vocab_size = opened.shape.config.vocab_size
         self.num_speculative_tokens: int = draft_tokens
         self._tokenizer = opened.tokenizer
-        self._eos = opened.eos_token_ids
+        self._intake = Intake(
+            self._scheduler.open_decoder,
+            tokenizer=opened.tokenizer,
+            eos_token_ids=opened.eos_token_ids,
+            vocab_size=opened.shape.config.vocab_size,
+            speculation=speculation,
+            trees=part.trees if part is not None else [],
+            sizes=sizes,
+        )
         self.default_sampling_params: SamplingParams = defaults
         """What requests without sampling_params get: the model's generation_config.json."""
         self._kv_cache_tokens = cache_tokens(opened.shape, sizes)
@@ -378,7 +378,9 @@ class Engine:
         """
         single = is_prompt(prompts)
         batch: list[Any] = [prompts] if single else list(prompts)
-        outputs = self._run(self._requests([self._encode(one) for one in batch], sampling_params))
+        outputs = self._run(
+            self._requests([self._intake.encode(one) for one in batch], sampling_params)
+        )
         return outputs[0] if single else outputs
 
     def chat(
@@ -394,7 +396,7 @@ class Engine:
         """
         single = is_conversation(messages)
         conversations: list[Any] = [messages] if single else list(messages)
-        tokenizer = self._need_tokenizer("chat")
+        tokenizer = self._intake.need_tokenizer("chat")
         for one in conversations:
             check_conversation(one)
         prompts = [tokenizer.apply_chat_template(one, **template_options) for one in conversations]
@@ -409,7 +411,7 @@ class Engine:
         The increments' texts and tokens, joined, are those of `generate`. The generator's return
         value is the RequestOutput; closing it early cancels the request.
         """
-        return self._stream(self._requests([self._encode(prompt)], sampling_params))
+        return self._stream(self._requests([self._intake.encode(prompt)], sampling_params))
 
     def chat_stream(
         self,
@@ -418,7 +420,7 @@ class Engine:
         **template_options: Any,
     ) -> Generator[Increment, None, RequestOutput]:
         """`chat` for one conversation, yielding as `stream` does."""
-        tokenizer = self._need_tokenizer("chat")
+        tokenizer = self._intake.need_tokenizer("chat")
         check_conversation(messages)
         prompt = tokenizer.apply_chat_template(messages, **template_options)
         return self._stream(self._requests([prompt], sampling_params))
@@ -439,7 +441,7 @@ class Engine:
         came first. May be called from any thread and from coroutines. Raises InvalidArgumentError,
         CapacityError for a request that could never fit, QueueFullError.
         """
-        return self._handle(self._encode(prompt), sampling_params, priority)
+        return self._handle(self._intake.encode(prompt), sampling_params, priority)
 
     def chat_submit(
         self,
@@ -450,7 +452,7 @@ class Engine:
         **template_options: Any,
     ) -> RequestHandle:
         """`chat` for one conversation, as `submit` does."""
-        tokenizer = self._need_tokenizer("chat")
+        tokenizer = self._intake.need_tokenizer("chat")
         check_conversation(messages)
         prompt = tokenizer.apply_chat_template(messages, **template_options)
         return self._handle(prompt, sampling_params, priority)
@@ -486,137 +488,14 @@ class Engine:
     def _open_decoder(self) -> _core.Decoder:
         return self._scheduler.open_decoder()
 
-    def _need_tokenizer(self, what: str) -> Tokenizer:
-        if self._tokenizer is None:
-            raise InvalidArgumentError(
-                f"[{what}] expected an engine with a tokenizer, got none: give token ids, or "
-                "tokenizer= to Engine"
-            )
-        return self._tokenizer
-
-    def _encode(self, prompt: Any) -> list[int]:
-        if isinstance(prompt, str):
-            return self._need_tokenizer("prompt").encode(prompt)
-        if isinstance(prompt, (bytes, Mapping)) or not hasattr(prompt, "__iter__"):
-            raise InvalidArgumentError(
-                f"[prompt] expected a text or a list of token ids, got {type(prompt).__name__}"
-            )
-        ids = []
-        for one in prompt:
-            try:
-                token = operator.index(one)
-            except TypeError:
-                token = None
-            if token is None or isinstance(one, bool):
-                raise InvalidArgumentError(f"[prompt] expected integer token ids, got {one!r}")
-            if not -(2**31) <= token < 2**31:
-                raise InvalidArgumentError(f"[prompt] expected token ids, got {token}")
-            ids.append(token)
-        return ids
-
     def _requests(
         self,
         prompts: list[list[int]],
         given: SamplingParams | Sequence[SamplingParams] | None,
     ) -> list[list[Request]]:
-        """Checked requests, none of them submitted yet: for each prompt its n samples."""
-        if given is None or isinstance(given, SamplingParams):
-            params = [given or self.default_sampling_params] * len(prompts)
-        else:
-            if not isinstance(given, Sequence):
-                raise InvalidArgumentError(
-                    f"[sampling_params] expected SamplingParams, got {type(given).__name__}"
-                )
-            params = list(given)
-            if len(params) != len(prompts):
-                raise InvalidArgumentError(
-                    f"[sampling_params] expected one, or one for each of {len(prompts)} prompts, "
-                    f"got {len(params)}"
-                )
-        self._open_decoder()
-        with self._preparing:
-            return [self._samples(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
-
-    def _samples(self, prompt: list[int], params: SamplingParams) -> list[Request]:
-        if not isinstance(params, SamplingParams):
-            raise InvalidArgumentError(
-                f"[sampling_params] expected SamplingParams, got {type(params).__name__}"
-            )
-        if params.stop_texts:
-            self._need_tokenizer("stop")
-        bad_words = self._bad_words(params.bad_words or ())
-        speculation = self._check_speculation(params)
-        start = None
-        if params.structured_outputs is not None:
-            verification = self._speculation.verification_of(params.speculation)
-            if verification not in ("coupled", "rejection"):
-                raise UnsupportedError(
-                    f"[structured_outputs] expected verification='coupled' or 'rejection', "
-                    f"got {verification!r}"
-                )
-            if speculation["policy"] == "adasd":
-                raise UnsupportedError(
-                    "[structured_outputs] expected a policy other than 'adasd', got it"
-                )
-            if speculation["synthetic_acceptance_rates"]:
-                raise UnsupportedError(
-                    "[structured_outputs] expected an engine without synthetic acceptance, got one"
-                )
-            start = self._need_grammar().compile(params.structured_outputs)
-        seeded = params.with_seed()
-        samples: list[Request] = []
-        for index in range(params.n):
-            core_params = seeded.to_core(
-                eos_token_ids=self._eos,
-                sample_index=index,
-                bad_words=bad_words,
-                **speculation,
-            )
-            if index == 0:
-                self._open_decoder().check(prompt, core_params)
-            samples.append(
-                Request(
-                    prompt,
-                    seeded,
-                    core_params,
-                    self._tokenizer,
-                    stop_ids=frozenset(core_params.stop_token_ids),
-                    index=index,
-                    constraint=start if start is None or index == 0 else start.again(),
-                    after=samples[0] if samples else None,
-                    lossless=not core_params.lossy,
-                )
-            )
-        return samples
-
-    def _check_speculation(self, params: SamplingParams) -> dict[str, Any]:
-        """How a request drafts, as arguments of `to_core`. Raises where it cannot be."""
-        asked = params.speculation
-        options = self._speculation.core_options(asked)
-        if asked is not None and options["policy"] != "off":
-            verification: str = options["verification"]
-            for tree in self._trees:
-                check_tree(tree, verification)
-            if verification != "coupled":
-                check_full_drafts(self._sizes, options["num_speculative_tokens"], verification)
-        return options
-
-    def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
-        """Token sequences of forbidden texts, at the start of a word and inside one."""
-        found: list[list[int]] = []
-        for word in words:
-            tokenizer = self._need_tokenizer("bad_words")
-            for text in (word, " " + word.lstrip()):
-                ids = tokenizer.encode(text, add_special_tokens=False)
-                if ids and ids not in found:
-                    found.append(ids)
-        return found
-
-    def _need_grammar(self) -> Grammar:
-        if self._grammar is None:
-            tokenizer = self._need_tokenizer("structured_outputs")
-            self._grammar = Grammar(tokenizer, self._vocab_size, self._eos)
-        return self._grammar
+        return self._intake.requests(
+            prompts, self.default_sampling_params if given is None else given
+        )
 
     def _run(self, groups: list[list[Request]]) -> list[RequestOutput]:
         requests = [one for group in groups for one in group]

@@ -52,17 +52,17 @@ class Both(Observer):
     def __init__(self, first: Observer, second: Observer) -> None:
         self._first, self._second = first, second
 
-    def queued(self, request: Request) -> None:
+    def _tell(self, what: str, *told: Any) -> None:
         try:
-            self._first.queued(request)
+            getattr(self._first, what)(*told)
         finally:
-            self._second.queued(request)
+            getattr(self._second, what)(*told)
+
+    def queued(self, request: Request) -> None:
+        self._tell("queued", request)
 
     def admitted(self, request: Request) -> None:
-        try:
-            self._first.admitted(request)
-        finally:
-            self._second.admitted(request)
+        self._tell("admitted", request)
 
     def round(
         self,
@@ -70,19 +70,10 @@ class Both(Observer):
         results: Sequence[tuple[Any, ...]],
         seconds: float,
     ) -> None:
-        try:
-            self._first.round(plan, results, seconds)
-        finally:
-            self._second.round(plan, results, seconds)
+        self._tell("round", plan, results, seconds)
 
     def preempted(self, request: Request) -> None:
-        try:
-            self._first.preempted(request)
-        finally:
-            self._second.preempted(request)
+        self._tell("preempted", request)
 
     def finished(self, request: Request) -> None:
-        try:
-            self._first.finished(request)
-        finally:
-            self._second.finished(request)
+        self._tell("finished", request)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,48 @@ import pytest
 import tiny
 
 import specrt
+
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--wheel", type=Path, help="specrt's wheel, where it has been built already")
+
+
+def pytest_configure() -> None:
+    """Of several workers each gets a share of the cores, so that they keep out of each other's way:
+    that is what specrt takes where a test says no number, and torch."""
+    if WORKER:
+        cores = sorted(os.sched_getaffinity(0))
+        workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        first = int(WORKER.removeprefix("gw")) % len(cores)
+        os.sched_setaffinity(0, cores[first::workers])
+        os.environ["OMP_NUM_THREADS"] = str(len(cores[first::workers]))
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(file, how)
+        yield
+    finally:
+        os.close(file)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Beside a test marked `alone` no other worker runs one."""
+    if not WORKER:
+        return (yield)
+    # What there is to lock anyway. Whoever waits to be alone keeps the gate, or the others would
+    # never leave a gap.
+    gate, room = Path(__file__), Path(__file__).parent
+    alone = item.get_closest_marker("alone") is not None
+    with ExitStack() as stack:
+        with _locked(gate, fcntl.LOCK_EX):
+            stack.enter_context(_locked(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        return (yield)
 
 
 @pytest.fixture(scope="session")

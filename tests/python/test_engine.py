@@ -571,6 +571,7 @@ def test_engine_of_nothing() -> None:
 # Importing.
 
 
+@pytest.mark.alone
 def test_import_is_quick_and_light() -> None:
     script = (
         "import sys, time; start = time.process_time(); import specrt\n"

@@ -189,6 +189,7 @@ def test_off_is_as_if_there_were_none(l2: Path, l2_close: Path) -> None:
 # Costs.
 
 
+@pytest.mark.alone
 def test_cost_model_is_measured_and_kept(l2: Path, l2_close: Path, tmp_path: Path) -> None:
     options = {**SMALL, "policy": "goodput", "cost_cache": tmp_path / "costs"}
     with Engine(l2, DraftModel(model=l2_close), **options) as engine:
@@ -236,6 +237,7 @@ FREE = "pass 1 0.001\npass 512 0.001\n"
 FULL_PRICE = "pass 1 0.001\npass 2 0.002\npass 512 0.512\n"
 
 
+@pytest.mark.alone
 def test_goodput_follows_the_costs(counter: Path) -> None:
     """Costs follow what passes take, so hand-made ones hold for a few rounds only."""
     free = Budgets()
@@ -248,6 +250,7 @@ def test_goodput_follows_the_costs(counter: Path) -> None:
     assert metrics.drafted_tokens <= 1
 
 
+@pytest.mark.alone
 def test_goodput_gives_up_on_hopeless_drafts_and_tries_again(counter: Path) -> None:
     wrong = Budgets(step=2)
     with Engine(counter, wrong, policy="goodput", cpu_isa="scalar", **SMALL) as engine:

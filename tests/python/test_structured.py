@@ -301,7 +301,7 @@ def test_state_after_rejections_equals_replay(model: Path, monkeypatch: pytest.M
         )  # fmt: skip
         with Engine(model, **{**OPTIONS, "max_model_len": 800}) as engine:
             expected = engine.generate([1], params)
-            replay = engine._grammar.compile(wanted)
+            replay = engine._intake.grammar().compile(wanted)
         for drafter in (Same(other), HalfRight(known([expected]), 256)):
             log.states.clear()
             options = {**OPTIONS, "max_model_len": 800}
@@ -447,7 +447,7 @@ def test_grammar_too_complex_ends_at_one_place(model: Path, states: int) -> None
         gamma = None if drafter is None else 6
         with Engine(model, drafter, num_speculative_tokens=gamma, **options) as engine:
             if limit is not None:
-                engine._need_grammar().limits = llguidance.LLParserLimits(max_lexer_states=limit)
+                engine._intake.grammar().limits = llguidance.LLParserLimits(max_lexer_states=limit)
             place, outputs = "", []
             try:
                 outputs = engine.generate([[1], [2]], [params, easy])

@@ -131,6 +131,7 @@ def test_leading_spaces_at_round_edges() -> None:
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
+@pytest.mark.alone
 def test_bytes_that_never_complete_take_linear_time(kind: str) -> None:
     tokenizer = KINDS[kind]
     [bad] = [id_ for id_, one in enumerate(tokenizer.token_strings)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..cli import fail
 from ..errors import InvalidArgumentError, SpecrtError
 from .report import Report, check_outputs, emit
+
+if TYPE_CHECKING:
+    from .targets import Target
 
 app = typer.Typer(
     name="specrt-bench",
@@ -67,6 +71,15 @@ Prompts = Annotated[
 ]
 
 
+def _target(ctx: typer.Context, **instead: Any) -> Target:
+    """What a command measures: those of its options that `Target` has."""
+    from .targets import Target
+
+    known = inspect.signature(Target).parameters
+    given = {name: value for name, value in ctx.params.items() if name in known}
+    return Target(**{**given, **instead})
+
+
 def _done(report: Report, json_file: Path | None, plot: Path | None) -> None:
     emit(report, json_file, plot)
     if report.failed is not None:
@@ -75,6 +88,7 @@ def _done(report: Report, json_file: Path | None, plot: Path | None) -> None:
 
 @app.command()
 def run(
+    ctx: typer.Context,
     model: Model = None,
     drafter: Drafters = None,
     policy: Policies = None,
@@ -109,7 +123,7 @@ def run(
     """
     from .prompts import builtin_prompts, read_prompts
     from .run import measure
-    from .targets import Target, contenders
+    from .targets import contenders
 
     check_outputs(json_file, plot)
     chosen = builtin_prompts() if prompts is None else read_prompts(prompts)
@@ -126,14 +140,7 @@ def run(
         for prompt in [each for each in chosen if each.kind == one][:per_kind]
     ]
     competing = contenders(drafter or ["ngram"], policy or [], gamma or [])
-    with Target(
-        model,
-        dtype=dtype,
-        tokenizer=tokenizer,
-        threads=threads,
-        max_model_len=max_model_len,
-        cpu_isa=cpu_isa,
-    ) as target:
+    with _target(ctx) as target:
         report = measure(
             target,
             chosen,
@@ -150,6 +157,7 @@ def run(
 
 @app.command()
 def sweep(
+    ctx: typer.Context,
     model: Model = None,
     random: Random = None,
     gamma: Gammas = None,
@@ -173,20 +181,11 @@ def sweep(
     """γ against preset acceptance rates (the text is not the model's then), or against drafters."""
     from .prompts import builtin_prompts
     from .sweep import measure
-    from .targets import Target
 
     check_outputs(json_file, plot)
     if prompt_tokens < 1:
         raise InvalidArgumentError(f"[prompt_tokens] expected at least 1, got {prompt_tokens}")
-    with Target(
-        model,
-        random=random,
-        dtype=dtype,
-        tokenizer=tokenizer,
-        threads=threads,
-        max_model_len=max_model_len,
-        cpu_isa=cpu_isa,
-    ) as target:
+    with _target(ctx) as target:
         if drafter and target.tokenizer is not None:
             prompts = target.encode(builtin_prompts())
         else:
@@ -206,6 +205,7 @@ def sweep(
 
 @app.command()
 def load(
+    ctx: typer.Context,
     model: Model = None,
     random: Random = None,
     drafter: Annotated[str, typer.Option(help="As for run.")] = "ngram",
@@ -251,7 +251,7 @@ def load(
     """
     from .load import Level, measure
     from .prompts import builtin_prompts, read_prompts
-    from .targets import PLAIN, Contender, Target, parse_drafter
+    from .targets import PLAIN, Contender, parse_drafter
 
     check_outputs(json_file, plot)
     levels = [Level(concurrency=one) for one in concurrency or ()]
@@ -275,15 +275,7 @@ def load(
     competing += [Contender(name, how, name) for name in policy or ()]
     if not asked:
         competing.append(Contender("default", how))
-    with Target(
-        model,
-        random=random,
-        dtype=dtype,
-        tokenizer=tokenizer,
-        threads=threads,
-        max_model_len=max_model_len,
-        cpu_isa=cpu_isa,
-    ) as target:
+    with _target(ctx) as target:
         if prompt_tokens is not None or (target.tokenizer is None and prompts is None):
             ids = target.random_prompts(64, prompt_tokens or 64)
         else:
@@ -304,6 +296,7 @@ def load(
 
 @app.command()
 def kernels(
+    ctx: typer.Context,
     model: Model = None,
     random: Random = None,
     rows: Annotated[list[int] | None, typer.Option(help="Rows of a pass; repeatable.")] = None,
@@ -322,7 +315,6 @@ def kernels(
 ) -> None:
     """What a pass of many rows costs against a pass of one: what verifying drafts costs."""
     from .kernels import find_native, measure, run_native
-    from .targets import Target
 
     check_outputs(json_file, plot)
     counts = rows or [1, 2, 4, 8, 16, 32, 64]
@@ -345,14 +337,7 @@ def kernels(
             threads=threads or len(os.sched_getaffinity(0)),
         )
     else:
-        with Target(
-            model,
-            random=random,
-            dtype=dtype,
-            threads=threads,
-            max_model_len=context + 1024,
-            cpu_isa=cpu_isa,
-        ) as target:
+        with _target(ctx, max_model_len=context + 1024) as target:
             report = measure(target, rows=counts, context=context, passes=passes, repeats=repeats)
     _done(report, json_file, plot)
 

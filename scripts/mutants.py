@@ -4,13 +4,17 @@ Copies the sources to a temporary folder, builds the native tests there once and
 pass. Then, one mutant at a time: one exact replacement in one source file, a rebuild, the tests
 that should catch it, the replacement undone. Exits 1 where a mutant survives.
 
-    python scripts/mutants.py [--list] [--only NAME ...] [--jobs N] [--keep FOLDER]
+    python scripts/mutants.py [--list | --check] [--only NAME ...] [--jobs N] [--keep FOLDER]
+
+--check builds nothing: it tells, in a second, whether each mutant's text still occurs exactly once
+and each of its tests' names still occurs at all.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ["CMakeLists.txt", "cmake", "include", "src", "tests/native"]
+COPIED = ["CMakeLists.txt", "cmake", "include", "src", "cuda", "tests/native", "tests/cuda_logic"]
 # A mutant may well loop for ever, which is a failure too.
 TIME_LIMIT_S = 300
 
@@ -345,8 +349,8 @@ MUTANTS = [
     Mutant(
         "rejection_unwarped_q",
         "src/decode/chain_draft.cpp",
-        "tree->set_distribution(parent, law);",
-        "SamplingParams raw = params;\n"
+        "tree->set_draw(Draw::without_replacement);\n    tree->set_distribution(parent, law);",
+        "tree->set_draw(Draw::without_replacement);\n    SamplingParams raw = params;\n"
         "    raw.temperature = 1.0;\n"
         "    raw.top_k = 0;\n"
         "    tree->set_distribution(parent, chooser.distribution(row, raw));",
@@ -554,9 +558,30 @@ def try_mutant(tree: Tree, mutant: Mutant) -> tuple[bool, str]:
     return True, f"exit status {done.returncode}"
 
 
+def unfit(mutants: list[Mutant]) -> list[str]:
+    """What is wrong with mutants that do not fit the sources any more."""
+    found = []
+    sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("tests/native/test_*.cpp")]
+    tests = re.findall(r"^TEST\((\w+)\)", "\n".join(sources), re.MULTILINE)
+    for name in sorted({one.name for one in mutants}):
+        if sum(one.name == name for one in mutants) > 1:
+            found.append(f"[{name}] expected one mutant of that name, got several")
+    for one in mutants:
+        file = ROOT / one.file
+        count = file.read_text(encoding="utf-8").count(one.old) if file.is_file() else 0
+        if count != 1:
+            found.append(f"[{one.name}] expected its text once in {one.file}, got {count} times")
+        if one.old == one.new:
+            found.append(f"[{one.name}] expected another text in place of its own, got the same")
+        if not any(one.tests in test for test in tests):
+            found.append(f"[{one.name}] expected native tests named *{one.tests}*, got none")
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--list", action="store_true", help="print the mutants' names")
+    parser.add_argument("--check", action="store_true", help="whether each still fits the sources")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these mutants alone")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="compilations at once"
@@ -571,6 +596,12 @@ def main() -> int:
     if unknown:
         parser.error(f"[--only] expected names that --list prints, got {', '.join(unknown)}")
     chosen = [mutant for mutant in MUTANTS if not options.only or mutant.name in options.only]
+    wrong = unfit(chosen)
+    if wrong:
+        sys.exit("\n".join(wrong))
+    if options.check:
+        print(f"{len(chosen)} mutants fit the sources")
+        return 0
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)

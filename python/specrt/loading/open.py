@@ -215,10 +215,12 @@ def _tokens(raw: dict[str, Any], generation: dict[str, Any], fields: ModelFields
         return ()
 
     bos = first("bos_token_id")
+    modules = raw.get("num_nextn_predict_layers", raw.get("mtp_num_hidden_layers"))
     return {
         "eos_token_ids": first("eos_token_id"),
         "bos_token_id": bos[0] if bos else None,
         "generation": generation,
+        "mtp_modules": modules if type(modules) is int else None,
     }
 
 

@@ -82,8 +82,8 @@ def open_head(
 ) -> OpenedHead:
     """Open and check a head for a target; `tokens` draft tokens a round, None for its own number.
 
-    `merged`: they are those of a `Merge`. `checkpoint` is the target's, None where it came from a saved file. Raises as `open_eagle` and
-    `open_mtp` do.
+    `merged`: they are those of a `Merge`. `checkpoint` is the target's, None where it came from a
+    saved file. Raises as `open_eagle` and `open_mtp` do.
     """
     config = target.config
     shape = TargetShape(config.vocab_size, config.hidden_size, config.num_layers)

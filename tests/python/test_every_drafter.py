@@ -139,7 +139,9 @@ REQUESTS: list[tuple[list[int], SamplingParams]] = [
     ([3, 4], greedy(20, bad_words=["a", "b"], speculation=Speculation(policy="ema_tiers"))),
     (list(range(60, 85)), greedy(20, speculation=Speculation(policy="off"))),
 ]
-OPTIONS: dict[str, Any] = {"max_model_len": 64, "block_size": 4, "threads": 1}
+OPTIONS: dict[str, Any] = {
+    "max_model_len": 64, "max_batch_size": 4, "block_size": 4, "threads": 1, "self_test": False,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +157,16 @@ def test_a_batch_of_everything_where_the_cache_runs_full(
 ) -> None:
     target, drafter = drafters.make(kind)
     prompts, params = [one for one, _ in REQUESTS], [one for _, one in REQUESTS]
-    room = specrt.plan(target, drafter, max_batch_size=1, max_model_len=64, block_size=4)
+    one, two = (
+        specrt.plan(target, drafter, max_batch_size=n, max_model_len=64, block_size=4).kv_cache
+        for n in (1, 2)
+    )
+    room = (two - one) // 64 * (24 + 96)  # drafts, and half as much again as the longest text
     with Engine(
-        target, drafter, max_batch_size=4, max_num_batched_tokens=24, check_invariants=True,
-        kv_cache_bytes=2 * room.kv_cache, **OPTIONS,
+        target, drafter, max_num_batched_tokens=24, check_invariants=True,
+        kv_cache_bytes=room, **OPTIONS,
     ) as engine:  # fmt: skip
+        engine._scheduler._reserve = 2  # tokens of room, with which a request is let in
         decoder = engine._decoder
         assert decoder is not None
         free = decoder.free_kv_tokens
@@ -175,7 +182,7 @@ def test_a_batch_of_everything_where_the_cache_runs_full(
             assert outputs[3].metrics.drafted_tokens == outputs[13].metrics.drafted_tokens == 0
             assert outputs[4].metrics.drafted_tokens <= outputs[4].metrics.rounds
             assert decoder.free_kv_tokens == free
-    assert preempted > 5
+    assert preempted > 1
     assert drafted > 50
     assert cached > 20
 
@@ -205,11 +212,11 @@ def test_hits_and_drafts_out_of_the_prefix_cache(kind: str, drafters: Drafters) 
 def test_to_the_end_of_the_context(kind: str, drafters: Drafters) -> None:
     target, drafter = drafters.make(kind)
     options = {**OPTIONS, "max_model_len": 24}
-    prompts = [[7], [7, 8], [5] * 20, list(range(22)), list(range(23)), [9, 8] * 12]
+    prompts = [[7], [7, 8], [5] * 20, list(range(22)), list(range(23))]
     params = [greedy(24 - len(one), ignore_eos=True) for one in prompts]
     with Engine(target, **options) as plain:
         expected = plain.generate(prompts, params)
-        assert [len(one.token_ids) for one in expected] == [23, 22, 4, 2, 1, 0]
+        assert [len(one.token_ids) for one in expected] == [23, 22, 4, 2, 1]
     for gamma in (None, 1, 100):
         with Engine(
             target, drafter, num_speculative_tokens=gamma, policy="fixed", check_invariants=True,
@@ -240,7 +247,7 @@ def test_weights_gone_bad(kind: str, spoil: Any, drafters: Drafters, expected: l
     sampled = SamplingParams(
         max_tokens=12, temperature=1.0, seed=1, speculation=Speculation(verification="rejection")
     )
-    with Engine(target, drafter, check_invariants=True, self_test=False, **OPTIONS) as engine:
+    with Engine(target, drafter, check_invariants=True, **OPTIONS) as engine:
         assert_same(engine.generate(prompts, params), expected, kind)
         assert len(engine.generate([7], sampled).token_ids) == 12
 
@@ -249,7 +256,7 @@ def test_weights_gone_bad(kind: str, spoil: Any, drafters: Drafters, expected: l
 def test_threads(kind: str, drafters: Drafters, expected: list[Any]) -> None:
     target, drafter = drafters.make(kind)
     wrong: list[Any] = []
-    with Engine(target, drafter, max_batch_size=3, **OPTIONS) as engine:
+    with Engine(target, drafter, **OPTIONS) as engine:
 
         def work(first: int) -> None:
             for row in range(first, len(REQUESTS), 3):

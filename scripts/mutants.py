@@ -431,7 +431,7 @@ MUTANTS = [
         "src/decode/head_modules.cpp",
         "    last = &runner;\n",
         "",
-        "head_drafter_catches_up",
+        "head_modules",
     ),
     Mutant(
         "head_keys_without_first_tokens",

@@ -159,7 +159,7 @@ def test_configs_of_all_sorts(kind: str, target: Path, tmp_path: Path) -> None:
                 said = refusal(target, one)
                 outcomes.append(said is None)
                 assert said is None or said.startswith("["), (key, value, said)
-    assert 10 < sum(outcomes) < len(outcomes) - 50
+    assert 10 < sum(outcomes) < len(outcomes) - 20
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "medusa"])
@@ -191,7 +191,7 @@ def test_files_cut_short_and_configs_that_are_none(kind: str, target: Path, tmp_
 
 MEDUSA_NAMES = {
     "999999999999.0.linear.weight": "heads 0 to",
-    "0.99999999999.linear.weight": "missing tensors 0.1.linear.weight",
+    "0.99999999999.linear.weight": "unexpected tensors",
     "00.0.linear.weight": "one of",
     "3.0.linear.weight": "missing tensors 3",
     "0.1.linear.weight": "unexpected|blocks|missing",

@@ -35,6 +35,7 @@ class _Tokens(TypedDict):
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     generation: dict[str, Any]
+    mtp_modules: int | None
 
 
 def open_checkpoint(

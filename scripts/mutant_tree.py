@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -109,3 +110,23 @@ def try_mutant(tree: Tree, mutant: Mutant) -> tuple[bool, str]:
     if done.returncode == 1:
         sys.exit(f"[{mutant.name}] expected tests named *{mutant.tests}*, got\n{done.stdout}")
     return True, f"exit status {done.returncode}"
+
+
+def unfit(mutants: list[Mutant]) -> list[str]:
+    """What is wrong with mutants that do not fit the sources any more."""
+    found = []
+    sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("tests/native/test_*.cpp")]
+    tests = re.findall(r"^TEST\((\w+)\)", "\n".join(sources), re.MULTILINE)
+    for name in sorted({one.name for one in mutants}):
+        if sum(one.name == name for one in mutants) > 1:
+            found.append(f"[{name}] expected one mutant of that name, got several")
+    for one in mutants:
+        file = ROOT / one.file
+        count = file.read_text(encoding="utf-8").count(one.old) if file.is_file() else 0
+        if count != 1:
+            found.append(f"[{one.name}] expected its text once in {one.file}, got {count} times")
+        if one.old == one.new:
+            found.append(f"[{one.name}] expected another text in place of its own, got the same")
+        if not any(one.tests in test for test in tests):
+            found.append(f"[{one.name}] expected native tests named *{one.tests}*, got none")
+    return found

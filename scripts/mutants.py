@@ -4,7 +4,10 @@ Copies the sources to a temporary folder, builds the native tests there once and
 pass. Then, one mutant at a time: one exact replacement in one source file, a rebuild, the tests
 that should catch it, the replacement undone. Exits 1 where a mutant survives.
 
-    python scripts/mutants.py [--list] [--only NAME ...] [--jobs N] [--keep FOLDER]
+    python scripts/mutants.py [--list | --check] [--only NAME ...] [--jobs N] [--keep FOLDER]
+
+--check builds nothing: it tells, in a second, whether each mutant's text still occurs exactly once
+and each of its tests' names still occurs at all.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from mutant_tree import Mutant, Tree, try_mutant
+from mutant_tree import Mutant, Tree, try_mutant, unfit
 
 MUTANTS = [
     Mutant(
@@ -327,8 +330,8 @@ MUTANTS = [
     Mutant(
         "rejection_unwarped_q",
         "src/decode/chain_draft.cpp",
-        "tree->set_distribution(parent, law);",
-        "SamplingParams raw = params;\n"
+        "tree->set_draw(Draw::without_replacement);\n    tree->set_distribution(parent, law);",
+        "tree->set_draw(Draw::without_replacement);\n    SamplingParams raw = params;\n"
         "    raw.temperature = 1.0;\n"
         "    raw.top_k = 0;\n"
         "    tree->set_distribution(parent, chooser.distribution(row, raw));",
@@ -409,7 +412,7 @@ MUTANTS = [
         "src/decode/head_modules.cpp",
         "    last = &runner;\n",
         "",
-        "head_drafter_catches_up",
+        "head_modules",
     ),
     Mutant(
         "head_keys_without_first_tokens",
@@ -453,6 +456,7 @@ MUTANTS = [
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--list", action="store_true", help="print the mutants' names")
+    parser.add_argument("--check", action="store_true", help="whether each still fits the sources")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these mutants alone")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="compilations at once"
@@ -467,6 +471,12 @@ def main() -> int:
     if unknown:
         parser.error(f"[--only] expected names that --list prints, got {', '.join(unknown)}")
     chosen = [mutant for mutant in MUTANTS if not options.only or mutant.name in options.only]
+    wrong = unfit(chosen)
+    if wrong:
+        sys.exit("\n".join(wrong))
+    if options.check:
+        print(f"{len(chosen)} mutants fit the sources")
+        return 0
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)

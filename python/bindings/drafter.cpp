@@ -19,11 +19,10 @@ class PythonDrafter final : public Drafter {
   explicit PythonDrafter(py::object object)
       : object_(std::move(object)), name_(py::str(py::type::of(object_).attr("__name__"))) {
     const py::object cost = py::getattr(object_, "step_cost", py::float_(0.0));
-    if (!PyFloat_Check(cost.ptr()) && !PyLong_Check(cost.ptr())) {
-      throw InvalidArgument(
-          expected_got("step_cost", "a number >= 0", py::repr(cost).cast<std::string>()));
-    }
-    step_cost_ = cost.cast<double>();
+    const bool is_number =
+        PyFloat_Check(cost.ptr()) || (PyLong_Check(cost.ptr()) && !PyBool_Check(cost.ptr()));
+    step_cost_ = is_number ? PyFloat_AsDouble(cost.ptr()) : -1.0;
+    if (PyErr_Occurred() != nullptr) PyErr_Clear();  // too large an int is -1
     if (!std::isfinite(step_cost_) || step_cost_ < 0.0) {
       throw InvalidArgument(
           expected_got("step_cost", "a number >= 0", py::repr(cost).cast<std::string>()));

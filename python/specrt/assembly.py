@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from . import _core
 from ._core import StaticTree
-from .drafters import AnyDrafter, DraftModel
+from .drafters import AnyDrafter, Drafter, DraftModel
 from .errors import InvalidArgumentError, UnsupportedError
 from .loaded import Opened, open_target
 from .planning import Sizes
@@ -56,6 +56,10 @@ def draft_tokens_of(spec: AnyDrafter | None, asked: Any, tree: StaticTree | None
     """Draft tokens a round: as asked, else the drafter's own, else all nodes of its tree."""
     if asked is None:
         asked = spec.num_speculative_tokens if spec is not None else None
+        if asked is None and isinstance(spec, Drafter):
+            raise InvalidArgumentError(
+                "[num_speculative_tokens] expected an integer >= 0 of the drafter, got None"
+            )
     if tree is not None:
         return len(tree) if asked is None else min(asked, len(tree))
     tokens = 0 if asked is None else asked

@@ -70,7 +70,10 @@ def generate(
         bool, typer.Option("--chat", help="Send the prompt as a user's message.")
     ] = False,
     drafter: Annotated[
-        str | None, typer.Option(help="ngram, or a smaller model as for MODEL.")
+        str | None,
+        typer.Option(
+            help="ngram, suffix, self, mtp, or the folder or hub id of a smaller model or a head."
+        ),
     ] = None,
     num_speculative_tokens: Annotated[
         int | None, typer.Option(help="Tokens drafted in a round.")

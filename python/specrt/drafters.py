@@ -230,7 +230,8 @@ class SelfDraft:
 class Merge:
     """Drafts of several drafters as one tree of the nodes most likely to be accepted.
 
-    `parts` are what `Engine` takes as drafters, at most one of them a model or head. How likely a
+    `parts` are what `Engine` takes as drafters, at most one of them a model or head. Each may
+    propose `num_speculative_tokens` nodes, whatever its own number is. How likely a
     node is follows from how each part's drafts have fared in the same request. Parts that cost
     nothing are asked first, a model or head (or a Python drafter with a `step_cost`) only where
     what it may add is worth its cost. `Metrics.sources` tells what each part came to.

@@ -77,10 +77,16 @@ class _HeadSpec:
         nodes, _ = _tree_sizes(self, None)
         object.__setattr__(self, "num_speculative_tokens", nodes)
 
-    def levels(self, tokens: int) -> int:
-        """Tokens along a path at most, where a round has `tokens` nodes."""
+    def sizes(self, tokens: int | None, modules: int, merged: bool) -> tuple[int, int]:
+        """Nodes a round, and tokens along a path at most.
+
+        `tokens`: the nodes that were asked for; None leaves it to the head. `modules`: how many
+        draft one behind the other. `merged`: `tokens` are those of a `Merge`.
+        """
+        nodes = self.num_speculative_tokens if tokens is None else tokens
+        assert nodes is not None
         _, levels = _tree_sizes(self, None)
-        return max(1, min(tokens, 1024) if levels is None else levels)
+        return nodes, max(1, min(nodes, 1024) if levels is None else levels)
 
 
 @dataclass(frozen=True)
@@ -136,11 +142,29 @@ class MTP(_HeadSpec):
 
     MiMo's, Qwen3-Next's and DeepSeek-V3's names are known (Gloeckle et al., arXiv 2404.19737;
     DeepSeek-V3, 2412.19437). Module k drafts the k-th token, over the states of the module before
-    it; more tokens than modules run the last one again. Modules that a draft never comes to are
-    not loaded.
+    it. By default a draft is as long as there are modules, and a tree (`top_k` > 1) as deep. Only
+    where more is asked for, by `num_speculative_tokens` of a chain or by `depth`, the last module
+    runs again for what lies beyond; it was not trained for that, so fewer of those are accepted. A
+    `Merge`'s own number of tokens does not ask for it. Modules that a draft never comes to are not
+    loaded.
     """
 
-    default_tokens: ClassVar[int] = 1
+    def __post_init__(self) -> None:
+        _tree_sizes(self, None)
+        if self.num_speculative_tokens is None and (self.total_token, self.depth) != (None, None):
+            super().__post_init__()  # else the checkpoint decides
+
+    def sizes(self, tokens: int | None, modules: int, merged: bool) -> tuple[int, int]:
+        if self.depth is not None:
+            return super().sizes(tokens, modules, merged)
+        own = self.num_speculative_tokens
+        if self.top_k == 1:
+            own = own or modules
+            nodes = own if tokens is None else tokens
+            return nodes, max(1, min(nodes, own if merged else nodes, 1024))
+        most = self.top_k + (modules - 1) * self.top_k**2
+        own = own or min(59, most)
+        return own if tokens is None else tokens, modules
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,12 @@ __all__ = ["OpenedHead", "open_head"]
 class OpenedHead:
     """A head whose shape is known and whose weights are still to be read."""
 
-    def __init__(self, spec: Eagle | MTP, checkpoint: HeadCheckpoint, shape: HeadShape) -> None:
+    def __init__(
+        self, spec: Eagle | MTP, checkpoint: HeadCheckpoint, shape: HeadShape, draft_tokens: int
+    ) -> None:
         self.spec, self.checkpoint, self.shape = spec, checkpoint, shape
+        self.draft_tokens = draft_tokens
+        """Nodes a round."""
 
     def load(self) -> list[_core.Model]:
         """Packed weights, of each module; a progress bar on a terminal. Closes the checkpoint."""
@@ -72,13 +76,14 @@ def open_head(
     spec: Eagle | MTP,
     target: ModelShape,
     checkpoint: Checkpoint | None,
-    tokens: int,
+    tokens: int | None,
     max_model_len: int | None,
+    merged: bool = False,
 ) -> OpenedHead:
-    """Open and check a head for a target; `tokens` draft tokens a round.
+    """Open and check a head for a target; `tokens` draft tokens a round, None for its own number.
 
-    `checkpoint` is the target's, None where it came from a saved file. Raises as `open_eagle` and
-    `open_mtp` do.
+    `merged`: they are those of a `Merge`. `checkpoint` is the target's, None where it came from a
+    saved file. Raises as `open_eagle` and `open_mtp` do.
     """
     config = target.config
     shape = TargetShape(config.vocab_size, config.hidden_size, config.num_layers)
@@ -97,7 +102,7 @@ def open_head(
 
         head = open_mtp(checkpoint, dtype=spec.dtype)
     features = Features(layers=head.feature_layers, normed=head.feature_normed)
-    levels = spec.levels(tokens)
+    nodes, levels = spec.sizes(tokens, 1 + len(head.later), merged)
     return OpenedHead(
         spec,
         head,
@@ -110,4 +115,5 @@ def open_head(
             modules=min(1 + len(head.later), levels),
             target_of_draft=head.target_of_draft,
         ),
+        nodes,
     )

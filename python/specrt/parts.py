@@ -50,6 +50,8 @@ class Asked:
     max_model_len: int | None
     max_batch_size: int
     verification: str
+    merged: bool = False
+    """`draft_tokens` are those of a `Merge`."""
 
 
 @dataclass(frozen=True)
@@ -174,8 +176,14 @@ class HeadPart(Part):
     def __init__(self, spec: Eagle | MTP, opened: Opened, asked: Asked) -> None:
         super().__init__(spec, asked)
         self.head = open_head(
-            spec, opened.shape, opened.checkpoint, self.draft_tokens, asked.max_model_len
+            spec,
+            opened.shape,
+            opened.checkpoint,
+            asked.draft_tokens,
+            asked.max_model_len,
+            asked.merged,
         )
+        self.draft_tokens = self.head.draft_tokens
         self.shape = self.head.shape
         self.features = self.head.shape.features
         self.most_draft_tokens = self.draft_tokens
@@ -338,7 +346,7 @@ def open_parts(spec: AnyDrafter, opened: Opened, asked: Asked) -> Parts:
     parts: list[Part] = []
     try:
         for one in spec.parts:
-            parts.append(_open_part(one, opened, replace(asked, draft_tokens=tokens)))
+            parts.append(_open_part(one, opened, replace(asked, draft_tokens=tokens, merged=True)))
     except BaseException:
         for part in parts:
             part.close()

@@ -416,20 +416,23 @@ def plan(
     num_speculative_tokens: int | None = None,
 ) -> MemoryPlan:
     """What `Engine` with the same arguments takes, from headers alone; no weight is read."""
+    from .assembly import draft_tokens_of
     from .heads import open_head
 
     whole = resolve(drafter)
+    draft_tokens_of(whole, num_speculative_tokens)  # checks it
     spec = model_part_of(whole)
     check_positive(max_model_len=max_model_len)
     drafter_shape: DrafterShape | None = None
     features = Features()
     if isinstance(spec, (Eagle, MTP)):
-        tokens = (whole.num_speculative_tokens if whole is not None else None) or 0
-        if num_speculative_tokens is not None:
-            tokens = num_speculative_tokens
+        merged, tokens = whole is not spec, num_speculative_tokens
+        if merged and tokens is None and whole is not None:
+            tokens = whole.num_speculative_tokens
         shape, checkpoint = open_shape(target, dtype, max_model_len)
         try:
-            with closing(open_head(spec, shape, checkpoint, tokens, max_model_len)) as head:
+            opening = open_head(spec, shape, checkpoint, tokens, max_model_len, merged)
+            with closing(opening) as head:
                 drafter_shape, features = head.shape, head.shape.features
         finally:
             if checkpoint is not None:

@@ -155,6 +155,7 @@ bool HeadDrafter::make_room(SequenceId id, State& state, std::int64_t count) {
   state.slots.clear();
   state.tokens.clear();
   runner_.cache().remove(id);
+  later_.release(id);
   state.has_room = false;
   return false;
 }

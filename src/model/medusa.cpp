@@ -64,8 +64,8 @@ void MedusaConfig::check() const {
   positive("vocab_size", vocab_size);
   positive("hidden_size", hidden_size);
   positive("medusa heads", num_heads);
-  if (num_blocks < 0) {
-    throw InvalidArgument(expected_got("blocks", "at least 0", std::to_string(num_blocks)));
+  if (num_blocks < 0 || num_blocks > 1024) {
+    throw InvalidArgument(expected_got("blocks", "from 0 to 1024", std::to_string(num_blocks)));
   }
   if (outputs < 1 || outputs > vocab_size) {
     throw InvalidArgument(expected_got(

@@ -10,6 +10,7 @@
 
 #include "check.h"
 #include "decode/head_features.h"
+#include "decode/head_modules.h"
 #include "specrt/decoder.h"
 #include "specrt/error.h"
 #include "tiny_decode.h"
@@ -261,6 +262,54 @@ TEST(head_drafter_catches_up) {
   check_catching_up(HeadKind::beside, std::span(&head, 1), target, spec.vocab);
   const std::vector<Model> modules = random_modules(spec, Precision::f32, 3);
   check_catching_up(HeadKind::fused, modules, target, spec.vocab);
+}
+
+// What each module makes of the last position, where the second is another: that of all behind it
+// differs, though none of them reads the first.
+TEST(head_modules_read_the_one_before) {
+  const tiny::Spec spec = tiny::small_spec(Precision::f32, 94);
+  const Model target = tiny::random_model(spec);
+  DraftHeadOptions own = head_options(HeadKind::fused, 1, 4);
+  own.modules = 4;
+  own.max_batch_size = 2;
+  const Tokens text = tiny::random_tokens(5, 12, spec.vocab);
+  const std::int64_t count = std::ssize(text) - 1;
+  const auto size = static_cast<std::size_t>(count * spec.hidden);
+  std::vector<float> features;
+  for (const TokenId one : tiny::random_tokens(6, size, 201)) {
+    features.push_back(static_cast<float>(one - 100) / 57.0f);
+  }
+  const auto states = [&](const std::vector<Model>& modules) {
+    const specrt::HeadSizes sizes(modules.front().config(), own);
+    specrt::RunnerOptions options = sizes.runner;
+    options.team = std::make_shared<specrt::ThreadTeam>(1);
+    specrt::Runner head(modules.front(), options, target);
+    const std::span<const Model> all = modules;
+    specrt::HeadModules later(all.subspan(1), target, sizes, options, spec.vocab, false);
+    head.cache().add(1, count, {});
+    later.admit(1, text, count, count, 0);
+    head.begin();
+    const auto tokens = std::span(text).subspan(1);
+    const std::int64_t row = head.add_committed(1, tokens);
+    std::vector<const float*> inputs;
+    for (std::int64_t i = 0; i < count; ++i) inputs.push_back(features.data() + i * spec.hidden);
+    head.forward_head(inputs, false);
+    const specrt::HeadModules::Piece piece{1, 0, row, tokens};
+    later.follow(head, std::span(&piece, 1));
+    std::vector<std::vector<float>> out;
+    for (std::int64_t k = 1; k < own.modules; ++k) {
+      const float* last = later.last_state(1, k);
+      out.emplace_back(last, last + spec.hidden);
+    }
+    return out;
+  };
+  std::vector<Model> modules = random_modules(spec, Precision::f32, own.modules);
+  const auto before = states(modules);
+  modules[1] = random_head(spec, HeadKind::fused, Precision::f32, 1.0, 4321);
+  const auto after = states(modules);
+  CHECK(before[0] == after[0]);
+  CHECK(before[1] != after[1]);
+  CHECK(before[2] != after[2]);
 }
 
 TEST(head_drafter_refuses_what_does_not_fit) {

@@ -103,5 +103,17 @@ def test_wrong_options(options: list[str], says: str, seen: dict[str, Any]) -> N
 def test_settings(seen: dict[str, Any]) -> None:
     assert generate("--verification", "block", "--cpu-isa", "amx").exit_code == 0
     assert (seen["verification"], seen["cpu_isa"]) == ("block", "amx")
+    assert generate("--drafter", "suffix", "--num-speculative-tokens", "3").exit_code == 0
+    assert (seen["drafter"], seen["num_speculative_tokens"]) == ("suffix", 3)
+    assert generate().exit_code == 0
+    assert (seen["drafter"], seen["num_speculative_tokens"]) == (None, None)
     assert generate("--policy", "off").exit_code == 0
     assert seen["policy"] == "off"
+
+
+def test_a_drafter_that_was_asked_for_drafts(counter: Path) -> None:
+    command = ["generate", str(counter), "0123456789012", "--max-tokens", "9", "--drafter", "ngram"]
+    result = CliRunner().invoke(app, [*command, "--num-speculative-tokens", "2", "--threads", "1"])
+    assert result.exit_code == 0, result.exception
+    assert result.stdout == "3456789:;\n"
+    assert "α" in result.stderr  # of drafted tokens: told where there were some

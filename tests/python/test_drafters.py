@@ -81,6 +81,13 @@ def test_number_of_draft_tokens(counter: Path, value: Any) -> None:
         Engine(counter, drafter, **SMALL)
 
 
+def test_a_drafter_that_does_not_say_how_many(counter: Path) -> None:
+    drafter = Counting()
+    drafter.num_speculative_tokens = None  # type: ignore[assignment]
+    with pytest.raises(InvalidArgumentError, match=r"\[num_speculative_tokens\].*got None"):
+        Engine(counter, drafter, **SMALL)
+
+
 def test_number_of_draft_tokens_without_a_drafter(counter: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"\[num_speculative_tokens\].*drafter"):
         Engine(counter, num_speculative_tokens=3, **SMALL)
@@ -343,6 +350,12 @@ def test_padded_vocabularies_go_together(l2: Path, tmp_path: Path) -> None:
             expected = engine.generate(prompts, params)
         with Engine(target, draft, **SMALL) as engine:
             assert_same(engine.generate(prompts, params), expected, draft)
+        # The draft model's law is handed over, in the target's size.
+        with Engine(target, draft, verification="rejection", policy="fixed", **SMALL) as engine:
+            sampled = engine.generate(prompts, params)
+            assert_same(sampled[:2], expected[:2], draft)
+            assert sampled[2].metrics.drafted_tokens > 90
+            assert max(sampled[2].token_ids) < (264 if target is l2 else 288)
 
 
 def test_prompt_text_is_encoded_once_and_alike(l2: Path, tmp_path: Path) -> None:

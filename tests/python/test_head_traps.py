@@ -45,6 +45,7 @@ def test_a_heads_rope_wherever_its_config_has_it(target: Path, tmp_path: Path) -
     top = of("top", rope_theta=5e5)
     nested = of("nested", rope_parameters={"rope_theta": 5e5, "rope_type": "default"})
     assert top == nested
+    assert top == of("in-scaling", rope_scaling={"rope_theta": 5e5, "rope_type": "default"})
     assert top != of("other", rope_theta=1e4)
     for i, scaling in enumerate((None, {}, {"rope_type": "default"}, {"type": "default"})):
         assert of(f"plain-{i}", rope_theta=5e5, rope_scaling=scaling) == top

@@ -81,7 +81,7 @@ def qwen2(tmp_path: Path) -> Path:
         ({"num_attention_heads": 0}, "num_attention_heads"),
         ({"num_key_value_heads": 3}, "num_kv_heads"),
         ({"num_hidden_layers": True}, "num_hidden_layers"),
-        ({"num_hidden_layers": -1}, "num_layers"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers"),
         ({"head_dim": 15}, "head_dim.*even"),
         ({"rms_norm_eps": 0}, "norm_eps"),
         ({"rms_norm_eps": "1e-5"}, "rms_norm_eps"),

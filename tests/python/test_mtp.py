@@ -187,13 +187,74 @@ def test_output_is_that_of_no_drafter(
             assert_same([engine.generate(PROMPTS[1], params[1])], expected[1:2], (kind, spec))
 
 
+@pytest.mark.parametrize(("kind", "count"), [("mimo", 1), ("qwen3_next", 2), ("deepseek", 3)])
+def test_as_many_tokens_as_modules_unless_more_are_asked_for(
+    kind: str, count: int, llama: Path, tmp_path: Path
+) -> None:
+    folder, _ = target_of(kind, modules(kind, count, 57), llama, tmp_path)
+    deep = {"num_speculative_tokens": 5}
+
+    def drafts(spec: Any, **options: Any) -> tuple[int, int, int, int]:
+        """Tokens a round; nodes and depth of the largest draft; bytes of weights."""
+        sizes, depths = {0}, {0}
+        with specrt.Engine(folder, spec, policy="fixed", **options) as engine:
+            assert engine.memory == specrt.plan(folder, spec, **options)
+            own = engine._drafter
+            assert own is not None
+            own._shared = _core.make_watched_drafter(
+                own._shared,
+                lambda _, tree: (sizes.add(len(tree)), depths.update(map(len, paths(tree)))),
+            )
+            engine.generate(PROMPTS[2], greedy(14))
+            return (
+                engine.num_speculative_tokens, max(sizes), max(depths),
+                engine.memory.drafter_weights,
+            )  # fmt: skip
+
+    *one, weights = drafts("mtp")
+    assert one == [count, count, count]
+    assert drafts(MTP()) == (count, count, count, weights)
+    # The last module runs again where more is asked for, in each way of asking; fewer are fewer.
+    assert drafts(MTP(num_speculative_tokens=5)) == (5, 5, 5, weights)
+    assert drafts("mtp", **deep) == (5, 5, 5, weights)
+    assert drafts(MTP(depth=3)) == (4, 4, 4, weights)
+    assert drafts("mtp", num_speculative_tokens=1)[:3] == (1, 1, 1)
+    assert (drafts("mtp", num_speculative_tokens=1)[3] < weights) == (count > 1)
+    # A tree is as deep as there are modules, and has the nodes that fit in.
+    nodes = 2 + 4 * (count - 1)
+    assert drafts(MTP(top_k=2)) == (nodes, nodes, count, weights)
+    some = drafts(MTP(top_k=2, total_token=4))
+    assert some[:2] == (3, min(3, nodes))
+    assert 1 <= some[2] <= count
+    assert drafts(MTP(top_k=2, depth=4, total_token=8))[2] > 2
+    # A merge's number of tokens is for all its parts, and does not ask.
+    for options in ({}, deep):
+        merged = specrt.drafters.Merge(["ngram", "mtp"])
+        assert drafts(merged, **options)[3] == weights
+    merge = specrt.drafters.Merge([MTP()])
+    assert drafts(merge)[:1] + drafts(merge)[2:] == (8, count, weights)
+    assert drafts(specrt.drafters.Merge([MTP(num_speculative_tokens=4)]))[2] == 4
+    request = greedy(4, speculation=specrt.Speculation(num_speculative_tokens=9))
+    with (
+        specrt.Engine(folder, MTP(num_speculative_tokens=2)) as engine,
+        pytest.raises(specrt.errors.InvalidArgumentError, match="num_speculative_tokens"),
+    ):
+        engine.generate([1], request)
+
+
+def test_a_config_that_says_another_number_of_modules(llama: Path, tmp_path: Path) -> None:
+    with_modules(tmp_path / "odd", modules("deepseek", 2, 58), llama, num_nextn_predict_layers=3)
+    with pytest.warns(UserWarning, match=r"the config says 3 modules, .* 2: 2 draft"):
+        specrt.plan(tmp_path / "odd", "mtp")
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_first_position_does_not_depend_on_the_number_of_steps(
     count: int, llama: Path, tmp_path: Path
 ) -> None:
     folder, _ = target_of("deepseek", modules("deepseek", count, 52), llama, tmp_path)
     firsts = []
-    for tokens in range(1, 9):
+    for tokens in (*range(1, 9), 13):
         with specrt.Engine(folder, MTP(num_speculative_tokens=tokens), policy="fixed") as engine:
             seen: dict[int, Any] = {}
             own = engine._drafter

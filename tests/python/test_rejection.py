@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from draft_heads import Head, write
 from helpers import AlwaysWrong, Branching, HalfRight, Oracle, Tally, assert_same, greedy, known
 from reference_sampler import assert_law, processed, softmax
 
@@ -22,7 +23,7 @@ from specrt import (
     SamplingParams,
     SpecrtError,
 )
-from specrt.drafters import DraftModel, NGram
+from specrt.drafters import DraftModel, Eagle3, NGram
 
 V = 16
 DRAWS = 20_000
@@ -147,6 +148,26 @@ def test_law_with_a_draft_model(
     tally.add(given)
     assert 0.2 < tally.accepted / tally.drafted < 0.9
     assert all(one.lossless for one in given)
+
+
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_law_with_a_head_that_knows_half_the_tokens(
+    top_k: int, make_bigram: Callable[..., Path], tmp_path: Path
+) -> None:
+    # What is outside its map has q = 0: only the residual can bring it.
+    head = Head(
+        "eagle3", hidden=V, target_hidden=V, heads=2, kv_heads=1, head_dim=8, ffn=V, vocab=V,
+        draft_vocab=V // 2, seed=2,
+    )  # fmt: skip
+    head.tensors["lm_head.weight"] *= 0.3
+    folder = write(tmp_path / "head", head.config(), head.stored())
+    spec = Eagle3(folder, top_k=top_k, num_speculative_tokens=4, depth=1, aux_layer_ids=(1, 1, 1))
+    target = make_bigram(TARGET)
+    with Engine(target, spec, verification="rejection", self_test=False, **OPTIONS) as engine:
+        given = outputs(engine, FEWER, tokens=4, temperature=1.0)
+    assert_bigram_law(ids(given), softmax(TARGET), top_k)
+    rounds = sum(one.metrics.rounds for one in given)
+    assert sum(one.metrics.accepted_tokens for one in given) > 0.1 * rounds
 
 
 @pytest.mark.parametrize("verification", KINDS)

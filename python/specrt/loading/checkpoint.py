@@ -73,6 +73,7 @@ class Checkpoint:
         eos_token_ids: TokenIds = (),
         bos_token_id: int | None = None,
         generation: Mapping[str, Any] | None = None,
+        mtp_modules: int | None = None,
         tokenizer: Callable[[], Tokenizer | None] = lambda: None,
         transform: Transform | None = None,
         reorder: Transform | None = None,
@@ -86,6 +87,8 @@ class Checkpoint:
         self.name, self.kind, self.config = name, kind, config
         self.eos_token_ids, self.bos_token_id = eos_token_ids, bos_token_id
         self.generation = generation or {}
+        self.mtp_modules = mtp_modules
+        """How many multi-token prediction modules the config says there are."""
         self._source, self._tokenizer = source, tokenizer
         self._transform, self._reorder = transform, reorder
         self._shapes = tensor_shapes(config)

@@ -76,10 +76,9 @@ def is_eagle(folder: Path) -> bool:
     if not (folder / "config.json").is_file():
         return False
     raw = read_json(folder / "config.json")
-    kinds = raw.get("architectures") or []
     if "speculators_model_type" in raw:
         return str(raw["speculators_model_type"]).startswith("eagle")
-    if "eagle_config" in raw or any("eagle" in str(one).lower() for one in kinds):
+    if "eagle_config" in raw or "eagle" in str(raw.get("architectures")).lower():
         return True
     # EAGLE's own configs look like a model of one layer.
     if raw.get("num_hidden_layers") != 1:
@@ -98,8 +97,7 @@ def is_eagle3(folder: Path) -> bool:
     source = _open_source(folder)
     if source is None:
         raw = read_json(folder / "config.json")
-        kinds = " ".join(str(one).lower() for one in raw.get("architectures") or [])
-        return "eagle3" in kinds or "draft_vocab_size" in raw
+        return "eagle3" in str(raw.get("architectures")).lower() or "draft_vocab_size" in raw
     try:
         return "layers.0.hidden_norm.weight" in _plain_names(source, folder.name)
     finally:
@@ -214,6 +212,14 @@ class _Reader:
     def shape(self, plain: str) -> tuple[int, ...]:
         return self.source.entries[self.plain[plain]].shape
 
+    def rows(self, plain: str) -> int:
+        shape = self.shape(plain)
+        if len(shape) != 2 or shape[0] < 1:
+            raise LoadError(
+                f"[{self.name}] {self.plain[plain]}: expected a matrix, got shape {list(shape)}"
+            )
+        return shape[0]
+
     def layers(self, hf: HfConfig) -> ModelFields:
         """The fields of the head's layers; biases and q/k norms as the tensors have them."""
         hf.only("pretraining_tp", 1)
@@ -260,7 +266,7 @@ class _Reader:
     def vocabularies(self, said: int) -> dict[str, Any]:
         """The embedding's side: the head's own or the target's."""
         own = self.has("embed_tokens.weight")
-        rows = self.shape("embed_tokens.weight")[0] if own else self.target.vocab_size
+        rows = self.rows("embed_tokens.weight") if own else self.target.vocab_size
         if own and rows != said:
             raise LoadError(
                 f"[{self.name}] embed_tokens.weight: expected vocab_size = {said} rows, got {rows}"
@@ -327,12 +333,15 @@ class _Reader:
         hf.finish()
         self.fit(fields.hidden_size, "hidden_size")
         own_head = self.has("lm_head.weight")
+        if own_head and self.rows("lm_head.weight") != fields.vocab_size:
+            raise LoadError(
+                f"[{self.name}] lm_head.weight: expected vocab_size = {fields.vocab_size} rows, "
+                f"got {self.rows('lm_head.weight')}"
+            )
         head = HeadFields(
             **{
                 **vars(fields),
-                "vocab_size": (
-                    self.shape("lm_head.weight")[0] if own_head else self.target.vocab_size
-                ),
+                "vocab_size": fields.vocab_size if own_head else self.target.vocab_size,
                 "tied_embeddings": False,
             },
             head_kind="fused",
@@ -386,7 +395,7 @@ class _Reader:
         layers = self.aux_layers(outer, nested, aux_layer_ids, convention) if use_aux else ()
         target_hidden = outer.integer("target_hidden_size", self.target.hidden_size)
         own_head = self.has("lm_head.weight")
-        rows = self.shape("lm_head.weight")[0] if own_head else self.target.vocab_size
+        rows = self.rows("lm_head.weight") if own_head else self.target.vocab_size
         draft_vocab = outer.integer("draft_vocab_size", rows)
         if not own_head and draft_vocab == fields.vocab_size:
             draft_vocab = rows  # the target's output head, which may be padded
@@ -400,7 +409,7 @@ class _Reader:
         self.fit(target_hidden, "target_hidden_size")
         parts = len(layers) if use_aux else 1
         fc = self.has("fc.weight")
-        if use_aux and fc and self.shape("fc.weight")[-1] != parts * target_hidden:
+        if use_aux and fc and self.shape("fc.weight")[1:] != (parts * target_hidden,):
             raise LoadError(
                 f"[{self.name}] fc.weight: expected inputs for {parts} hidden states of "
                 f"{target_hidden} (layers {list(layers)}), got {list(self.shape('fc.weight'))}"
@@ -436,7 +445,13 @@ class _Reader:
         key = "eagle_aux_hidden_state_layer_ids"
         outer.unused(key)
         nested.unused(key)
-        named = given if given is not None else outer.raw.get(key) or nested.raw.get(key)
+        said = [one.raw[key] for one in (outer, nested) if one.raw.get(key) is not None]
+        if len(said) == 2 and said[0] != said[1]:
+            raise LoadError(
+                f"[{self.name} {key}] expected the same layers in eagle_config, got {said[0]!r} "
+                f"and {said[1]!r}"
+            )
+        named = given if given is not None else said[0] if said else None
         if named is None:  # what `specrt train` writes beside the default, which others go by
             named = outer.raw.get("specrt_aux_layer_ids")
         if named is None:
@@ -465,6 +480,12 @@ class _Reader:
             )
         return tuple(layers)
 
+    def integers(self, plain: str, *dtypes: str) -> np.ndarray[Any, Any]:
+        dtype = self.source.entries[self.plain[plain]].dtype
+        if dtype not in dtypes:
+            raise LoadError(f"[{self.name}] {plain}: expected {' or '.join(dtypes)}, got {dtype}")
+        return np.asarray(self.source.read(self.plain[plain]))
+
     def id_map(self, draft_vocab: int, vocab: int) -> tuple[int, ...]:
         """Target ids of the draft vocabulary: d + d2t[d]. () where they are the same."""
         if not self.has("d2t"):
@@ -474,7 +495,7 @@ class _Reader:
                     f"in {vocab} tokens, got none"
                 )
             return ()
-        offsets = np.asarray(self.source.read(self.plain["d2t"]))
+        offsets = self.integers("d2t", "int64", "int32")
         if offsets.shape != (draft_vocab,):
             raise LoadError(
                 f"[{self.name}] d2t: expected shape [{draft_vocab}], got {list(offsets.shape)}"
@@ -493,8 +514,12 @@ class _Reader:
                 f"others{hint}"
             )
         if self.has("t2d"):
-            mask = np.asarray(self.source.read(self.plain["t2d"])).astype(bool)
-            if mask.ndim != 1 or not np.array_equal(np.flatnonzero(mask), ids):
+            mask = self.integers("t2d", "bool", "int64", "int32", "int8") != 0
+            if mask.shape not in ((vocab,), (self.target.vocab_size,)):
+                raise LoadError(
+                    f"[{self.name}] t2d: expected shape [{vocab}], got {list(mask.shape)}"
+                )
+            if not np.array_equal(np.flatnonzero(mask), ids):
                 raise LoadError(
                     f"[{self.name}] t2d: expected the tokens that d2t gives, got others"
                 )

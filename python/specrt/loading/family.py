@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LoadError
-from .fields import ModelFields
+from .fields import MOST, ModelFields
 from .hf_config import HfConfig
 from .rope_config import Rope, read_rope
 
@@ -94,6 +94,14 @@ def decoder(
         raise LoadError(f"[{hf.where} num_attention_heads] expected at least 1, got {heads}")
     head_dim = hf.integer("head_dim", hidden // heads if head_dim is None else head_dim)
     max_positions = hf.integer("max_position_embeddings", positions)
+    layers = hf.integer("num_hidden_layers")
+    # Lists of these lengths are made before the whole is checked.
+    for key, value, most in (
+        ("head_dim", head_dim, MOST["head_dim"]),
+        ("num_hidden_layers", layers, MOST["num_layers"]),
+    ):
+        if not 1 <= value <= most:
+            raise LoadError(f"[{hf.where} {key}] expected 1 to {most}, got {value}")
     if kv_heads is None or hf.is_null("num_key_value_heads"):
         kv_heads = heads
     rotary = rope(hf, head_dim, max_positions)
@@ -103,7 +111,7 @@ def decoder(
         vocab_size=hf.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=hf.integer("intermediate_size"),
-        num_layers=hf.integer("num_hidden_layers"),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=hf.integer("num_key_value_heads", kv_heads),
         head_dim=head_dim,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import LoadError
 
-__all__ = ["ModelFields", "tensor_shapes"]
+__all__ = ["MOST", "ModelFields", "tensor_shapes"]
 
 
 # The core's own bounds: wide enough for anything real.
-_MOST = {
+MOST = {
     "vocab_size": 2**31 - 1,
     "hidden_size": 2**20,
     "intermediate_size": 2**22,
@@ -75,7 +76,7 @@ class ModelFields:
         ):
             if getattr(self, name) < 1:
                 raise LoadError(f"[{name}] expected at least 1, got {getattr(self, name)}")
-        for name, most in _MOST.items():
+        for name, most in MOST.items():
             if getattr(self, name) > most:
                 raise LoadError(f"[{name}] expected at most {most}, got {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
@@ -98,7 +99,7 @@ class ModelFields:
                 raise LoadError(
                     f"[{name}] expected none or {count} values, got {len(getattr(self, name))}"
                 )
-        if not self.norm_eps > 0.0:
+        if not 0.0 < self.norm_eps < math.inf:
             raise LoadError(f"[norm_eps] expected a positive number, got {self.norm_eps}")
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -210,11 +211,22 @@ class _Heads:
             raise self._wrong(f"{short}: expected floating point, got {entry.dtype}")
         return entry.shape
 
+    def _once(self, found: Iterable[tuple[Any, str]]) -> dict[Any, str]:
+        """Names by place. Raises LoadError where two have the same, as 0 and 00 have."""
+        names: dict[Any, str] = {}
+        for place, name in found:
+            if place in names:
+                raise self._wrong(f"expected one of {names[place]} and {name}, got both")
+            names[place] = name
+        return names
+
     def _find_projections(self) -> None:
         self.shared_projection = False
         self._indices: set[int] = set()
         if self.reference:
-            found = {(int(i), int(j)): name for (i, j), name in self._matches(_PROJECTION).items()}
+            found = self._once(
+                ((int(i), int(j)), name) for (i, j), name in self._matches(_PROJECTION).items()
+            )
             depths = sorted({j for _, j in found})
             if len(depths) > 1:
                 raise self._wrong(
@@ -225,7 +237,9 @@ class _Heads:
             projections = {i: name for (i, _), name in found.items()}
         else:
             self.blocks = max((int(j) for j in _layers(self._left)), default=-1) + 1
-            projections = {int(i): name for (i,), name in self._matches(_LM_HEAD).items()}
+            projections = self._once(
+                (int(i), name) for (i,), name in self._matches(_LM_HEAD).items()
+            )
             if "lm_head.weight" in self._left:
                 if projections:
                     raise self._wrong("expected lm_head.weight or lm_heads.*, got both")
@@ -243,21 +257,33 @@ class _Heads:
         self.outputs, self.hidden = next(iter(shapes.values()))
 
     def _find_blocks(self) -> None:
-        found = {
-            (int(i), int(j), kind): name
+        found = self._once(
+            ((int(i), int(j), kind), name)
             for pattern in _BLOCK
             for (i, j, kind), name in self._matches(pattern).items()
-        }
+        )
         heads = {i for i, _, _ in found} | (
             set() if self.shared_projection else set(self._projections)
         )
         # One projection for several heads is the original output head, for all of them.
-        if not self.reference and len(self._projections) == 1 and len(heads) > 1:
+        self.first_of_all = False
+        if not self.reference and list(self._projections) == [0] and len(heads) > 1:
+            self.first_of_all = not self.shared_projection
             self.shared_projection = True
         self.count = max(heads, default=0) + 1
         present = sorted({j for _, j, _ in found})
+        if self.count > len(heads):
+            raise self._wrong(
+                f"expected heads 0 to {len(heads) - 1}, got {', '.join(map(str, sorted(heads)))}"
+            )
         # The reference repeats one block object; a file may hold it once.
         self.shared_blocks = self.blocks > 1 and len(present) == 1
+        if not self.shared_blocks and len(present) < self.blocks:
+            absent = next(one for one in range(self.blocks) if one not in present)
+            raise self._wrong(
+                f"missing tensors {self._block_name(0, absent, 'weight')} and its like in every "
+                f"head: expected {self.blocks} residual blocks, got {len(present)}"
+            )
         places = present if self.shared_blocks else list(range(self.blocks))
         self.bias = any(kind == "bias" for _, _, kind in found)
         missing = []
@@ -336,6 +362,11 @@ class _Heads:
                     f"says, got {'some' if self.bias else 'none'}"
                 )
         cfg.unused("medusa_fc_bias")
+        if self.first_of_all and not cfg.flag("original_lm_head", False):
+            raise self._wrong(
+                f"missing tensors lm_heads.1.weight and on, or original_lm_head, which says that "
+                f"lm_heads.0 serves all {self.count} heads"
+            )
         if cfg.flag("original_lm_head", False) and not self.shared_projection and self.count > 1:
             raise self._wrong(
                 "expected one lm_head for all heads, as original_lm_head says, got one each"
@@ -354,6 +385,8 @@ class _Heads:
                 )
         else:
             size = len(self.token_map)
+            if size == 0:
+                raise self._wrong("token_map: expected at least one token, got none")
             if "truncated_vocab_size" in cfg.raw and kept != size:
                 raise self._wrong(
                     f"expected a token_map of truncated_vocab_size {kept} tokens, got {size}"

@@ -12,6 +12,7 @@ and vLLM's GLM do the same, and measured acceptance is higher so.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -111,6 +112,12 @@ def open_mtp(checkpoint: Checkpoint | None, *, dtype: str = "auto") -> HeadCheck
             f"{fields.norm_placement!r}"
         )
     layout, first, count = _layout_of(tensors, fields.num_layers, label)
+    if checkpoint.mtp_modules not in (None, count):
+        warnings.warn(
+            f"{label}: the config says {checkpoint.mtp_modules} modules, the tensors are those of "
+            f"{count}: {count} draft",
+            stacklevel=3,
+        )
     if checkpoint.transform is not None:
         raise UnsupportedError(f"[{label}] modules of a {fields.family} model are not supported")
     modules = [_names(checkpoint, layout, first + k) for k in range(count)]
@@ -190,8 +197,8 @@ def _layout_of(tensors: set[str], num_layers: int, label: str) -> tuple[_Layout,
 def _same(checkpoint: Checkpoint, name: str, canonical: str) -> bool:
     """Whether a module's table is, bit for bit, the target's."""
     stored = checkpoint.stored_name(canonical)
-    one, other = checkpoint.source.entries[name], checkpoint.source.entries.get(stored)
-    if one != other:
+    one, other = checkpoint.source.entries.get(name), checkpoint.source.entries.get(stored)
+    if one is None or one != other:
         return False
     mine, its = checkpoint.source.read(name), checkpoint.source.read(stored)
     bits = np.uint16 if mine.dtype == np.uint16 else np.uint32

@@ -35,6 +35,7 @@ class _Tokens(TypedDict):
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     generation: dict[str, Any]
+    mtp_modules: int | None
 
 
 def open_checkpoint(
@@ -215,10 +216,12 @@ def _tokens(raw: dict[str, Any], generation: dict[str, Any], fields: ModelFields
         return ()
 
     bos = first("bos_token_id")
+    modules = raw.get("num_nextn_predict_layers", raw.get("mtp_num_hidden_layers"))
     return {
         "eos_token_ids": first("eos_token_id"),
         "bos_token_id": bos[0] if bos else None,
         "generation": generation,
+        "mtp_modules": modules if type(modules) is int else None,
     }
 
 

@@ -1,4 +1,4 @@
-"""Whole engines on a device, tiny models: what must not depend on drafter, batch, chunks or padding.
+"""Whole engines on a device, tiny models: drafter, batch, chunks and padding change nothing.
 
     python scripts/gpu/checks.py --device cuda --models FOLDER [--only NAME ...] [--json FILE]
 
@@ -128,7 +128,9 @@ def devices_agree(at: Setup) -> str:
     rows = zip(at.run(at.l2, None, texts, asked), reference.run(at.l2, None, texts, asked),
                strict=True)  # fmt: skip
     for one, other in rows:
-        for mine, theirs in zip(one.prompt_logprobs or (), other.prompt_logprobs or (), strict=True):
+        for mine, theirs in zip(
+            one.prompt_logprobs or (), other.prompt_logprobs or (), strict=True
+        ):
             for token, entry in (mine or {}).items():
                 assert theirs is not None
                 worst = max(worst, abs(entry.logprob - theirs[token].logprob))
@@ -230,9 +232,10 @@ def memory_is_known(at: Setup) -> str:
     try:
         at.engine(at.l2, SelfDraft(), kv_cache_bytes=4096).close()
     except specrt.errors.CapacityError as error:
-        assert any(character.isdigit() for character in str(error)), error
+        said = str(error)
     else:
         raise AssertionError("a cache of 4096 bytes was not refused")
+    assert any(character.isdigit() for character in said), said
     used = []
     with at.engine(at.l2, SelfDraft(num_speculative_tokens=3)) as engine:
         for _ in range(3):
@@ -291,8 +294,8 @@ def rejected_drafts_leave_nothing(at: Setup) -> str:
             steps = output.outputs[0].logprobs
             assert steps is not None
             assert row.prompt_logprobs is not None
-            for token, got, want in zip(output.token_ids, steps,
-                                        row.prompt_logprobs[-len(steps) :], strict=True):  # fmt: skip
+            forced_steps = row.prompt_logprobs[-len(steps) :]
+            for token, got, want in zip(output.token_ids, steps, forced_steps, strict=True):
                 assert want is not None
                 assert got[token].logprob == want[token].logprob, drafter.__name__
     return "three drafters, four layers"

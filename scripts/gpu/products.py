@@ -1,6 +1,6 @@
 """Puts cuBLAS's times, through torch, beside bench_cuda's.
 
-    python scripts/gpu/products.py BENCH_CUDA.json OUT.json [--device cuda] [--streamed BYTES]
+python scripts/gpu/products.py BENCH_CUDA.json OUT.json [--device cuda] [--streamed BYTES]
 """
 
 from __future__ import annotations

@@ -127,6 +127,12 @@ def _cell(row: Mapping[str, Any]) -> str:
     return cell
 
 
+def _why(row: Mapping[str, Any]) -> str:
+    return next(
+        (f"{key}: {row[key]}" for key in ("refused", "skipped", "failed") if key in row), ""
+    )
+
+
 def _end_to_end(data: Mapping[str, Any], products: Mapping[str, Any] | None) -> list[str]:
     lines = [f"## {data['shape']}, random weights, bfloat16, one request", ""]
     measured = [row for row in data["rows"] if "tokens_per_second" in row]
@@ -134,7 +140,7 @@ def _end_to_end(data: Mapping[str, Any], products: Mapping[str, Any] | None) -> 
     body = []
     for row in data["rows"]:
         if "tokens_per_second" not in row:
-            body.append((row["name"], row.get("refused", row.get("skipped", "")), "", "", ""))
+            body.append((row["name"], _why(row), "", "", ""))
             continue
         rate = row["tokens_per_second"]
         share = ""

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ class Context:
         with log_path.open("a") as log:
             log.write(f"$ {' '.join(map(str, command))}\n")
             log.flush()
-            with (to.open("w") if to else log) as output:
+            with to.open("w") if to else log as output:
                 process = subprocess.Popen(
                     [str(part) for part in command], cwd=self.root, env=environment,
                     stdin=subprocess.DEVNULL, stdout=output, stderr=log, start_new_session=True,
@@ -153,7 +154,9 @@ def find_gpu() -> dict[str, Any]:
     if smi:
         asked = [smi, "--query-gpu=driver_version", "--format=csv,noheader"]
         answer = subprocess.run(asked, capture_output=True, text=True)
-        gpu["driver"] = answer.stdout.strip().splitlines()[0] if answer.stdout.strip() else "unknown"
+        gpu["driver"] = (
+            answer.stdout.strip().splitlines()[0] if answer.stdout.strip() else "unknown"
+        )
     return gpu
 
 
@@ -246,13 +249,25 @@ def products(context: Context) -> str:
     return "" if json.loads(ours.read_text())["whole"] else "time was up before all were measured"
 
 
+def scratch() -> Path:
+    """In memory where there is room: the packed model of 8B is 16 GB."""
+    memory = Path("/dev/shm")
+    if memory.exists() and shutil.disk_usage(memory).free > 40 << 30:
+        return memory
+    return Path(tempfile.gettempdir())
+
+
 def _end_to_end(shape: str) -> Callable[[Context], str]:
     def run(context: Context) -> str:
         to = context.out / f"{shape}.json"
         left = context.deadline - time.monotonic() - 2
-        code = context.python(
-            "end_to_end.py", shape, "--json", to, "--seconds", f"{left:.0f}", accept=(0, 3)
-        )
+        # Removed here, since a process that is ended at its limit removes nothing.
+        folder = tempfile.mkdtemp(prefix="specrt-", dir=scratch())
+        arguments = [shape, "--json", to, "--seconds", f"{left:.0f}", "--scratch", folder]
+        try:
+            code = context.python("end_to_end.py", *arguments, accept=(0, 3))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
         if code == 3:
             rows = json.loads(to.read_text())["rows"]
             raise Unavailable("; ".join(row["refused"] for row in rows if row.get("refused")))

@@ -1,4 +1,4 @@
-"""Times of torch's kernels: on a GPU as CUDA graphs by events, on a CPU (for tests) by the clock."""
+"""Times of torch's kernels: CUDA graphs by events; on a CPU, for tests, by the clock."""
 
 from __future__ import annotations
 

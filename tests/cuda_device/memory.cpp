@@ -63,8 +63,8 @@ void* allocate(std::size_t size) {
   Header header{kind, 0, size};
   std::byte* at = nullptr;
   if (kind == Kind::arena) {
-    header.level = static_cast<std::uint32_t>(
-        std::bit_width(size + sizeof(Header) + 2 * kGuard - 1));
+    header.level =
+        static_cast<std::uint32_t>(std::bit_width(size + sizeof(Header) + 2 * kGuard - 1));
     if (header.level >= kLevels) throw std::bad_alloc();
     std::byte* block = arena_block(header.level);
     std::memset(block, 0xFF, std::size_t{1} << header.level);
@@ -92,8 +92,7 @@ void release(void* memory) {
   } else {
     std::byte* block = at - kGuard;
     const std::byte* end = block + (std::size_t{1} << header.level);
-    if (!untouched(block, at) ||
-        !untouched(static_cast<std::byte*>(memory) + header.size, end)) {
+    if (!untouched(block, at) || !untouched(static_cast<std::byte*>(memory) + header.size, end)) {
       ++damaged;
       std::fprintf(stderr, "written beyond an allocation of %zu bytes\n", header.size);
     }

@@ -96,8 +96,7 @@ TEST(device_graph_of_products) {
   args.workspace = reinterpret_cast<float*>(workspace.data());
   product(Type::bf16, matrix, args, nullptr);
   const Floats launched = from_device<float>(y);
-  const Captured graph(
-      [&](cudaStream_t stream) { product(Type::bf16, matrix, args, stream); });
+  const Captured graph([&](cudaStream_t stream) { product(Type::bf16, matrix, args, stream); });
   graph.replay();
   CHECK(same_bits(from_device<float>(y), launched));
   copy_to_device(x.data(), as<Bf16>(random_floats(kRows * kWidth, 3)).data(), x.size(), nullptr);

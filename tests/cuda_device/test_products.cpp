@@ -100,8 +100,8 @@ void check_products(Stored stored, std::int64_t n, std::int64_t k) {
     for (const std::int64_t rows : {1, 2, 7, 15, 16, 17, 32, 33, 63, 64, 65, 127, 128, 129}) {
       for (const std::int64_t first : {std::int64_t{0}, kMostRows - rows}) {
         const Floats some = product_of<T>(w, x, first, rows, after, before, bias);
-        CHECK(same_bits(some, Floats(all.begin() + first * stride,
-                                     all.begin() + (first + rows) * stride)));
+        CHECK(same_bits(
+            some, Floats(all.begin() + first * stride, all.begin() + (first + rows) * stride)));
       }
     }
     for (const std::int64_t r : {std::int64_t{0}, std::int64_t{100}, kMostRows - 1}) {
@@ -116,8 +116,8 @@ void check_products(Stored stored, std::int64_t n, std::int64_t k) {
         double want = sums[i];
         if (after == After::add) want += stream[r * n + i];
         if (gated) {
-          want = specrt::reference::silu_mul({sums[gate_row(i)]},
-                                             {sums[gate_row(i) + kGateRows]})[0];
+          want =
+              specrt::reference::silu_mul({sums[gate_row(i)]}, {sums[gate_row(i) + kGateRows]})[0];
         }
         CHECK_NEAR(all[r * stride + i], want, gated ? tolerance<T>(want, 1) + near : near);
       }

@@ -20,7 +20,7 @@ struct PaddedPass {
   // Sequence 0 has 13 positions in blocks 4 and 1, its root and two draft nodes; sequence 1, which
   // takes no part, has the rest.
   std::vector<std::int32_t> tables = {4, 1}, positions = {12, 13, 13};
-  std::vector<std::int64_t> slots = {1 * kBlock + 4, kBlocks* kBlock, kBlocks* kBlock + 1};
+  std::vector<std::int64_t> slots = {1 * kBlock + 4, kBlocks * kBlock, kBlocks * kBlock + 1};
   std::vector<specrt::cuda::AttentionRow> rows = {{0, 13, 0, 0}, {0, 13, 0, 1}, {0, 13, 1, 1}};
   std::vector<specrt::cuda::AttentionUnit> units = {{0, 3}};
   std::vector<std::int32_t> paths = {0, 1};
@@ -104,8 +104,8 @@ struct PaddedPass {
     return args;
   }
   specrt::cuda::CommitArgs commit() {
-    return {planes.data(),     path.data(), path_length.data(),
-            node_slots.data(), next_slots.data(), kMost, kKvWidth * 2};
+    return {planes.data(),     path.data(), path_length.data(), node_slots.data(),
+            next_slots.data(), kMost,       kKvWidth * 2};
   }
 
   /// A checksum of every slot that this pass has no business to write.

@@ -254,7 +254,8 @@ TEST(cuda_commit_moves_the_accepted_path) {
     }
     run_grid<Commit>(
         {kMost, 3, 2},
-        {pointers.data(), path.data(), lengths.data(), nodes.data(), next.data(), kMost, kBytes}, order);
+        {pointers.data(), path.data(), lengths.data(), nodes.data(), next.data(), kMost, kBytes},
+        order);
     for (int p = 0; p < 2; ++p) {
       auto want = before[p];
       for (int s = 0; s < 3; ++s) {

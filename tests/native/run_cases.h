@@ -10,8 +10,8 @@
 
 namespace check {
 
-/// Runs every case, or those whose name contains one of the arguments. Of an argument -x, cases with
-/// x in their name are left out. In the end, the slowest. What main() returns.
+/// Runs every case, or those whose name contains one of the arguments. Of an argument -x, cases
+/// with x in their name are left out. In the end, the slowest. What main() returns.
 inline int run_cases(int argc, char** argv) {
   const auto wanted = [&](const char* name) {
     bool any = false;

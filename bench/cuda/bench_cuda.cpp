@@ -8,7 +8,7 @@
 #include <random>
 #include <stdexcept>
 
-#include "bench_support.h"
+#include "../kernels/bench_support.h"
 #include "kernels/pack.h"
 #include "ops.h"
 #include "specrt/cuda.h"
@@ -135,7 +135,8 @@ std::vector<std::byte> random_blocks(Stored stored) {
   std::vector<std::int8_t> codes(n * k);
   std::vector<std::byte> packed(packed_bytes(n, k, stored));
   if (stored == Stored::int8) {
-    for (auto& code : codes) code = static_cast<std::int8_t>(static_cast<int>(engine() % 255) - 127);
+    for (auto& code : codes)
+      code = static_cast<std::int8_t>(static_cast<int>(engine() % 255) - 127);
     pack_int8(codes, 0, n, k, packed);
     return packed;
   }
@@ -200,21 +201,23 @@ class Bench {
       if (bench::now() > ends_) return false;
       args.rows = rows;
       const double seconds = timer_.median_of_graph([&] {
-                               for (std::int64_t copy = 0; copy < copies; ++copy) {
-                                 matrix.data = weights.data() + copy * bytes;
-                                 product(dtype.type, matrix, args, timer_.stream);
-                               }
-                             }) /
-                             static_cast<double>(copies);
+        for (std::int64_t copy = 0; copy < copies; ++copy) {
+          matrix.data = weights.data() + copy * bytes;
+          product(dtype.type, matrix, args, timer_.stream);
+        }
+      }) / static_cast<double>(copies);
       const std::int64_t moved = bytes + rows * c.k * 2 +
-                                 rows * (gated ? c.n : c.after == After::add ? 8 * c.n : 4 * c.n);
+                                 rows * (gated                   ? c.n
+                                         : c.after == After::add ? 8 * c.n
+                                                                 : 4 * c.n);
       const double rate = static_cast<double>(moved) / seconds * 1e-9;
-      std::printf("%s\n  {\"model\": \"%s\", \"matrix\": \"%s\", \"n\": %lld, \"k\": %lld, "
-                  "\"dtype\": \"%s\", \"rows\": %lld, \"microseconds\": %.3f, "
-                  "\"gb_per_s\": %.1f, \"of_copy\": %.4f}",
-                  first_ ? "" : ",", c.model, c.name, static_cast<long long>(c.n),
-                  static_cast<long long>(c.k), dtype.name, static_cast<long long>(rows),
-                  seconds * 1e6, rate, rate / copy_);
+      std::printf(
+          "%s\n  {\"model\": \"%s\", \"matrix\": \"%s\", \"n\": %lld, \"k\": %lld, "
+          "\"dtype\": \"%s\", \"rows\": %lld, \"microseconds\": %.3f, "
+          "\"gb_per_s\": %.1f, \"of_copy\": %.4f}",
+          first_ ? "" : ",", c.model, c.name, static_cast<long long>(c.n),
+          static_cast<long long>(c.k), dtype.name, static_cast<long long>(rows), seconds * 1e6,
+          rate, rate / copy_);
       first_ = false;
     }
     return true;
@@ -223,7 +226,8 @@ class Bench {
  private:
   // Bytes read and bytes written, as the products' are counted.
   void measure_copy() {
-    const DeviceBuffer from(std::size_t{1} << 30), to(std::size_t{1} << 30);
+    DeviceBuffer from(std::size_t{1} << 30), to(std::size_t{1} << 30);
+    tile(from, random_16_bit(Type::bf16, 1048583));
     const double seconds = timer_.median([&] {
       good(cudaMemcpyAsync(to.data(), from.data(), from.size(), cudaMemcpyDeviceToDevice,
                            timer_.stream),

@@ -223,7 +223,7 @@ def test_cublas_goes_beside(gpu_scripts: Any, tmp_path: Path) -> None:
 def test_end_to_end_runs_whole(gpu_scripts: Any, tmp_path: Path) -> None:
     end_to_end = gpu_scripts("end_to_end")
     to = tmp_path / "tiny.json"
-    arguments = ["tiny", "--json", str(to), "--device", "cpu", "--tokens", "6"]
+    arguments = ["tiny", "--json", str(to), "--device", "cpu", "--tokens", "6", "--seconds", "500"]
     assert end_to_end.main(arguments) == 0
     rows = json.loads(to.read_text())["rows"]
     assert [row["name"] for row in rows][:3] == [

@@ -4,7 +4,8 @@
 // device reads and writes (memory.cpp), so the tests are the host's, unchanged.
 
 #include "device.h"
-#include "simt/host.h"
+#include "simt/block.h"
+#include "simt/order.h"
 
 namespace specrt::cuda {
 

@@ -31,9 +31,9 @@ PACKAGE := $(CXX_SOURCES) pyproject.toml README.md LICENSE \
 BENCH_OF ?= gemm
 BENCH := $(shell find bench -type f 2>/dev/null)
 NATIVE := $(CXX_SOURCES) CMakePresets.json \
-  $(shell find tests/native tests/cuda_logic -type f 2>/dev/null)
+  $(shell find tests/native tests/cuda_logic tests/cuda_device -type f 2>/dev/null)
 CXX_FORMATTED = $(shell find include src cuda python/bindings tests/native tests/cuda_logic \
-  examples bench \
+  tests/cuda_device examples bench \
   -name '*.cpp' -o -name '*.h' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh')
 PY_CHECKED = python scripts tests
 
@@ -137,22 +137,24 @@ sanitize: $(BUILD)/asan-ubsan/.built $(BUILD)/tsan/.built
 	TSAN_OPTIONS=halt_on_error=1 $(BUILD)/tsan/tests/native/specrt_tests --jobs=$(JOBS) $(ONE_THREAD)
 
 # nvcc is this machine's or comes from PyPI, CUTLASS's headers come from PyPI. No driver, no GPU: what
-# is built is looked at, loaded, and its logic run on the CPU.
-CUDA := $(BUILD)/cuda
+# is built is looked at, loaded, and its logic run on the CPU. It is built where the native tests are,
+# so that the core is compiled once; from then on that library has CUDA in it.
+CUDA := $(BUILD)/dev
 CUDA_TOOLS := $(abspath $(BUILD)/cuda-tools)
 
 $(CUDA_TOOLS)/.cutlass: $(TEST)/.tools
 	$(TEST)/bin/python $(PIP) install --no-deps --target $(CUDA_TOOLS) nvidia-cutlass==4.2.0.0
 	touch $@
 
-$(CUDA)/.built: $(CUDA_TOOLS)/.cutlass $(NATIVE) scripts/cuda_toolkit.py
+$(CUDA)/.cuda: $(CUDA_TOOLS)/.cutlass $(NATIVE) scripts/cuda_toolkit.py
 	root=$$($(TEST)/bin/python scripts/cuda_toolkit.py $(CUDA_TOOLS)) && \
-	  cmake --preset cuda -DCMAKE_CUDA_COMPILER=$$root/bin/nvcc -DCUDAToolkit_ROOT=$$root \
-	    -DCUTLASS_DIR=$(CUDA_TOOLS)/cutlass_library/source
-	cmake --build --preset cuda
+	  cmake --preset dev -DSPECRT_CUDA=ON -DCMAKE_CUDA_COMPILER=$$root/bin/nvcc \
+	    -DCUDAToolkit_ROOT=$$root -DCUTLASS_DIR=$(CUDA_TOOLS)/cutlass_library/source
+	cmake --build --preset dev --target specrt specrt_cuda_logic specrt_cuda_loads \
+	  specrt_cuda_device bench_cuda
 	touch $@
 
-cuda-compile: $(CUDA)/.built
+cuda-compile: $(CUDA)/.cuda
 	$(CUDA)/tests/cuda_logic/specrt_cuda_logic --jobs=$(JOBS)
 	$(CUDA)/tests/cuda_logic/specrt_cuda_loads
 	$(TEST)/bin/python scripts/cuda_sass.py $(CUDA)/libspecrt.so --tools $(CUDA_TOOLS)

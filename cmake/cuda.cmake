@@ -31,9 +31,21 @@ if(NOT EXISTS "${specrt_cutlass}/cutlass/cutlass.h")
                       "nvidia-cutlass (pip install --no-deps nvidia-cutlass==4.2.0.0), got none")
 endif()
 
-function(specrt_cuda_objects name architectures)
+# For a machine's own GPU one of them will do.
+set(SPECRT_CUDA_ARCHITECTURES "80;90" CACHE STRING "GPUs to build for: 80, 90 or both")
+list(TRANSFORM SPECRT_CUDA_ARCHITECTURES PREPEND "sm_" OUTPUT_VARIABLE specrt_cuda_codes)
+list(JOIN specrt_cuda_codes "," specrt_cuda_codes)
+if(NOT specrt_cuda_codes MATCHES "^sm_(80|90|80,sm_90)$")
+  message(FATAL_ERROR "SPECRT_CUDA_ARCHITECTURES: expected 80, 90 or 80;90, got "
+                      "${SPECRT_CUDA_ARCHITECTURES}")
+endif()
+# The compiler's front halves run once, for what sm_80 has; wgmma has units of its own.
+set(SPECRT_CUDA_CODE "--generate-code=arch=compute_80,code=[${specrt_cuda_codes}]")
+set(SPECRT_CUDA_CODE_90A "--generate-code=arch=compute_90a,code=[sm_90a]")
+
+function(specrt_cuda_objects name code)
   add_library(${name} OBJECT ${ARGN})
-  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${architectures}" CUDA_STANDARD 20
+  set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES OFF CUDA_STANDARD 20
                                            CUDA_STANDARD_REQUIRED ON
                                            CUDA_VISIBILITY_PRESET hidden)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/cuda ${PROJECT_SOURCE_DIR}/src
@@ -42,14 +54,15 @@ function(specrt_cuda_objects name architectures)
   # constexpr functions of the core run on the device as they are. CUTLASS's assertions would keep
   # ptxas from overlapping wgmma.
   target_compile_options(
-    ${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -DNDEBUG
+    ${name} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${code}>"
+                    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -DNDEBUG
                     -diag-suppress=2908>)
   target_sources(specrt PRIVATE $<TARGET_OBJECTS:${name}>)
 endfunction()
 
 # Fused operations are written out where they are meant, as on the CPU.
 specrt_cuda_objects(
-  specrt_cuda_kernels "80-real;90-real"
+  specrt_cuda_kernels "${SPECRT_CUDA_CODE}"
   cuda/gemm/mma_bf16.cu
   cuda/gemm/mma_fp16.cu
   cuda/gemm/mma_int4.cu
@@ -66,7 +79,7 @@ target_compile_options(specrt_cuda_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--
 
 # A kernel each: they take a minute and 3 GB.
 specrt_cuda_objects(
-  specrt_cuda_wgmma "90a-real"
+  specrt_cuda_wgmma "${SPECRT_CUDA_CODE_90A}"
   cuda/gemm/sm90_bf16_16.cu
   cuda/gemm/sm90_bf16_64.cu
   cuda/gemm/sm90_bf16_128.cu

@@ -22,8 +22,9 @@ __global__ void __launch_bounds__(Kernel::kThreads, 1) enter(const typename Kern
   Kernel::run(simt::DeviceBlock{}, *reinterpret_cast<typename Kernel::Shared*>(memory), args);
 }
 
+/// [[gnu::used]]: the tests on a GPU (tests/cuda_device) call other units' instantiations.
 template <class Kernel>
-void launch(simt::Grid grid, const typename Kernel::Args& args, Stream stream) {
+[[gnu::used]] void launch(simt::Grid grid, const typename Kernel::Args& args, Stream stream) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   constexpr std::size_t kShared = sizeof(typename Kernel::Shared);
   constexpr std::size_t kWithoutAsking = 48 * 1024;

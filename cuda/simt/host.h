@@ -13,11 +13,9 @@
 #include <vector>
 
 #include "simt/block.h"
+#include "simt/order.h"
 
 namespace specrt::simt {
-
-/// The order of threads, between barriers, and of blocks.
-enum class Order : std::uint8_t { forward, backward, shuffled };
 
 /// Runs `threads` fibres of one block to their ends.
 class Fibres {

@@ -1,7 +1,7 @@
 #pragma once
 
-// What the tests of CUDA kernels on the host share: repeatable inputs, and runs in several orders
-// of threads, whose results have to be the same to the last bit.
+// What the tests of CUDA kernels share, on the host and on a GPU: repeatable inputs, and runs in
+// several orders of threads, whose results have to be the same to the last bit.
 
 #include <algorithm>
 #include <cstdint>
@@ -13,7 +13,7 @@
 #include "../native/check.h"
 #include "kernels/arithmetic.h"
 #include "reference/kernels.h"
-#include "simt/host.h"
+#include "run_grid.h"
 
 namespace cuda_test {
 
@@ -23,7 +23,6 @@ using specrt::simt::from_float;
 using specrt::simt::Grid;
 using specrt::simt::Half;
 using specrt::simt::Order;
-using specrt::simt::run_grid;
 using specrt::simt::to_float;
 using Floats = std::vector<float>;
 

@@ -216,6 +216,13 @@ TEST(cuda_attention_with_windows) {
   check_tree<Bf16, 64>({2, 1, 32, 0.0f, 100}, 560, false);
 }
 
+// A target and a draft model of twice its query heads: units hold as many rows as either's heads
+// leave room for.
+TEST(cuda_attention_of_other_head_counts) {
+  check_tree<Bf16, 64>({4, 2, 16}, 30, false);
+  check_tree<Bf16, 64>({8, 2, 16}, 30, false);
+}
+
 TEST(cuda_attention_of_wide_heads) { check_tree<Bf16, 256>({2, 1, 256}, 70, false); }
 
 // Prompt rows see what came before them, in whatever chunks the prompt comes.

@@ -235,7 +235,7 @@ TEST(cuda_products_end) {
 TEST(cuda_commit_moves_the_accepted_path) {
   constexpr std::int64_t kMost = 4, kSlots = 40, kBytes = 48;
   std::vector<unsigned char> before[2], planes[2];
-  void* pointers[2];
+  std::vector<void*> pointers(2);
   for (int p = 0; p < 2; ++p) {
     for (int i = 0; i < kSlots * kBytes; ++i) before[p].push_back((i * 37 + p * 101) % 251);
   }
@@ -254,7 +254,8 @@ TEST(cuda_commit_moves_the_accepted_path) {
     }
     run_grid<Commit>(
         {kMost, 3, 2},
-        {pointers, path.data(), lengths.data(), nodes.data(), next.data(), kMost, kBytes}, order);
+        {pointers.data(), path.data(), lengths.data(), nodes.data(), next.data(), kMost, kBytes},
+        order);
     for (int p = 0; p < 2; ++p) {
       auto want = before[p];
       for (int s = 0; s < 3; ++s) {

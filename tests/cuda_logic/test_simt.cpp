@@ -1,41 +1,14 @@
-// The shim itself: that it runs what a GPU would, and notices what a GPU would not.
+// The host's blocks: that they notice what a GPU would not.
 
 #include <cmath>
 #include <stdexcept>
 
+#include "shim_kernels.h"
 #include "support.h"
 
 namespace {
 
 using namespace cuda_test;
-
-struct ReverseArgs {
-  const float* x;
-  float* out;
-  bool barrier;
-};
-
-// Writes a block's numbers in reverse, through shared memory.
-struct Reverse {
-  static constexpr int kThreads = 64;
-  using Args = ReverseArgs;
-  struct Shared {
-    float x[kThreads];
-  };
-  template <class Block>
-  static void run(const Block& block, Shared& shared, const Args& args) {
-    shared.x[block.thread()] = args.x[block.thread()];
-    if (args.barrier) block.sync();
-    args.out[block.thread()] = shared.x[kThreads - 1 - block.thread()];
-  }
-};
-
-TEST(simt_barriers_order_shared_memory) {
-  const Floats x = random_floats(64, 1);
-  Floats out(64);
-  run_in_all_orders<Reverse>({}, {x.data(), out.data(), true}, out);
-  for (int i = 0; i < 64; ++i) CHECK_EQ(out[63 - i], x[i]);
-}
 
 TEST(simt_a_missing_barrier_shows) {
   const Floats x = random_floats(64, 1);
@@ -59,96 +32,11 @@ TEST(simt_a_barrier_that_not_all_reach_throws) {
   CHECK_THROWS(run_grid<HalfWay>({}, {}), std::logic_error, "not all threads");
 }
 
-struct Copies {
-  static constexpr int kThreads = 32;
-  struct Args {
-    const float* x;
-    float* out;
-    bool wait;
-  };
-  struct Shared {
-    alignas(16) float x[2][128];
-  };
-  template <class Block>
-  static void run(const Block& block, Shared& shared, const Args& args) {
-    const int at = 4 * block.thread();
-    block.copy_async(&shared.x[0][at], args.x + at, 16);
-    block.copy_commit();
-    block.copy_async(&shared.x[1][at], args.x + at, 8);
-    block.copy_commit();
-    if (args.wait) block.template copy_wait<1>();
-    args.out[block.thread()] = shared.x[0][at];
-    block.template copy_wait<0>();
-    args.out[32 + block.thread()] = shared.x[1][at + 1] + shared.x[1][at + 2];
-  }
-};
-
-TEST(simt_copies_arrive_when_they_are_waited_for) {
+TEST(simt_copies_that_nobody_waits_for_have_not_arrived) {
   const Floats x = random_floats(128, 1);
   Floats out(64);
-  run_in_all_orders<Copies>({}, {x.data(), out.data(), true}, out);
-  for (int i = 0; i < 32; ++i) {
-    CHECK_EQ(out[i], x[4 * i]);
-    CHECK_EQ(out[32 + i], x[4 * i + 1]);  // beyond the 8 bytes there are zeros
-  }
   run_grid<Copies>({}, {x.data(), out.data(), false});
   for (int i = 0; i < 32; ++i) CHECK(std::isnan(out[i]));
-}
-
-template <typename T>
-struct Mma {
-  static constexpr int kThreads = 32;
-  struct Args {
-    const T* a;  // [16][16]
-    const T* b;  // [16 of k][8]
-    float* d;    // [16][8]
-  };
-  struct Shared {
-    alignas(16) T b[16][16];
-  };
-  // B comes by load_transposed from rows of k, as attention's values do.
-  template <class Block>
-  static void run(const Block& block, Shared& shared, const Args& args) {
-    const int lane = block.thread();
-    const int g = lane / 4, c = lane % 4;
-    for (int i = lane; i < 256; i += 32) {
-      shared.b[i / 16][i % 16] = i % 16 < 8 ? args.b[i / 16 * 8 + i % 16] : T{0};
-    }
-    block.sync();
-    const auto pair = [&](int row, int k) {
-      return args.a[row * 16 + k].bits | std::uint32_t{args.a[row * 16 + k + 1].bits} << 16;
-    };
-    const std::uint32_t a[4] = {pair(g, 2 * c), pair(g + 8, 2 * c), pair(g, 2 * c + 8),
-                                pair(g + 8, 2 * c + 8)};
-    std::uint32_t v[4];
-    block.load_transposed(v, &shared.b[lane % 16][lane / 16 * 8]);
-    const std::uint32_t b[2] = {v[0], v[1]};
-    float d[4] = {};
-    block.template mma<T>(d, a, b);
-    for (int i = 0; i < 4; ++i) args.d[(g + i / 2 * 8) * 8 + 2 * c + i % 2] = d[i];
-    // The right half of the rows is empty.
-    if (v[2] != 0 || v[3] != 0) args.d[0] = 1e9f;
-  }
-};
-
-template <typename T>
-void check_mma() {
-  const auto a = as<T>(random_floats(256, 3));
-  const auto b = as<T>(random_floats(128, 4));
-  Floats d(128);
-  run_in_all_orders<Mma<T>>({}, {a.data(), b.data(), d.data()}, d);
-  for (int i = 0; i < 16; ++i) {
-    for (int j = 0; j < 8; ++j) {
-      double sum = 0.0;
-      for (int k = 0; k < 16; ++k) sum += double{to_float(a[i * 16 + k])} * to_float(b[k * 8 + j]);
-      CHECK_NEAR(d[i * 8 + j], sum, 1e-5);
-    }
-  }
-}
-
-TEST(simt_matrix_fragments_lie_as_ptx_says) {
-  check_mma<Bf16>();
-  check_mma<Half>();
 }
 
 TEST(simt_16_bit_floats_convert_as_the_core_does) {

@@ -11,9 +11,9 @@ from .. import _core
 from ..errors import InvalidArgumentError
 from ..loading import ModelFields
 
-__all__ = ["SHAPES", "random_model"]
+__all__ = ["SHAPES", "random_model", "sizes"]
 
-# hidden, ffn, layers, heads, kv_heads, head_dim, vocab, tied
+_NAMES = ("hidden", "ffn", "layers", "heads", "kv_heads", "head_dim", "vocab", "tied")
 _SIZES = {
     "tiny": (64, 128, 2, 4, 2, 16, 512, True),
     "smollm2-135m": (576, 1536, 30, 9, 3, 64, 49152, True),
@@ -21,6 +21,11 @@ _SIZES = {
     "llama-3.1-8b": (4096, 14336, 32, 32, 8, 128, 128256, False),
 }
 SHAPES = tuple(_SIZES)
+
+
+def sizes(shape: str) -> dict[str, int]:
+    """Of one of SHAPES: hidden, ffn, layers, heads, kv_heads, head_dim, vocab, tied."""
+    return dict(zip(_NAMES, _SIZES[shape], strict=True))
 
 
 def random_model(shape: str, folder: Path, *, dtype: str = "bfloat16", layers: int = 0) -> Path:

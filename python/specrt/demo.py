@@ -114,8 +114,10 @@ class Row:
     output: RequestOutput
 
 
-# What the head drafts: EAGLE-2's trees of so many nodes.
-HEAD_TREE: dict[str, Any] = {"top_k": 8, "depth": 4, "num_speculative_tokens": 16}
+# What the head drafts: EAGLE-2's trees of at most so many nodes, with its own weights in int8.
+HEAD_TREE: dict[str, Any] = {
+    "top_k": 6, "depth": 2, "num_speculative_tokens": 15, "dtype": "int8"
+}  # fmt: skip
 
 
 def _compare(engines: dict[str, Engine], name: str, text: str) -> list[Row]:

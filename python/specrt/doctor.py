@@ -279,7 +279,7 @@ def _heads(spec: Eagle | MTP, asked: _Asked, stack: ExitStack) -> list[Finding]:
             if other.target_of_draft and (
                 given is None or other.target_of_draft != given.checkpoint.target_of_draft
             ):
-                head = OpenedHead(spec, other, _shape_of(other))
+                head = OpenedHead(spec, other, _shape_of(other), GAMMA)
                 cure = "store d2t as offsets: target id minus draft id"
                 tried.append(("d2t: target ids, not offsets", cure, head, ""))
                 given = given or head
@@ -292,7 +292,14 @@ def _heads(spec: Eagle | MTP, asked: _Asked, stack: ExitStack) -> list[Finding]:
     readings: list[Reading] = list(head_readings(given.checkpoint, facts))
     for one in readings:
         revised = one.read(given.checkpoint)
-        tried.append((one.name, one.cure, OpenedHead(spec, revised, _shape_of(revised)), ""))
+        tried.append(
+            (
+                one.name,
+                one.cure,
+                OpenedHead(spec, revised, _shape_of(revised), GAMMA),
+                "",
+            )
+        )
     layers = sorted({i for _, _, head, _ in tried if head for i in head.shape.features.layers})
     # Read while all files are open; each is small beside the target.
     loaded = [

@@ -60,9 +60,8 @@ Place place_of(const CostModel::Table& table, std::int64_t rows) {
 double beyond(const CostModel::Table& table, std::int64_t rows) {
   const auto& [last_rows, last_seconds] = table.back();
   if (rows <= last_rows || table.size() < 2) return 0.0;
-  const auto from = std::find_if(table.rbegin() + 1, table.rend() - 1, [&](const auto& entry) {
-    return entry.first * 4 <= last_rows;
-  });
+  const auto from = std::find_if(table.rbegin() + 1, table.rend() - 1,
+                                 [&](const auto& entry) { return entry.first * 4 <= last_rows; });
   return static_cast<double>(rows - last_rows) * (last_seconds - from->second) /
          static_cast<double>(last_rows - from->first);
 }

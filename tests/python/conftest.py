@@ -15,6 +15,8 @@ import tiny
 import specrt
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+DEFAULTS: dict[str, object] = specrt.Engine.__init__.__kwdefaults__
+DEFAULT_POLICY = DEFAULTS["policy"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,6 +57,21 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         with _locked(gate, fcntl.LOCK_EX):
             stack.enter_context(_locked(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
         return (yield)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _drafts_that_repeat() -> Iterator[None]:
+    """Engines that are not told a policy take "brake" here. The default goes by what passes take on
+    this machine, and in models so small it rightly finds that drafts seldom pay."""
+    DEFAULTS["policy"] = "brake"
+    yield
+    DEFAULTS["policy"] = DEFAULT_POLICY
+
+
+@pytest.fixture
+def own_default_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines as users make them."""
+    monkeypatch.setitem(DEFAULTS, "policy", DEFAULT_POLICY)
 
 
 @pytest.fixture(scope="session")

@@ -330,7 +330,15 @@ def test_policy(counter: Path) -> None:
         with pytest.raises(InvalidArgumentError, match=r"\[policy\] expected 'goodput', 'brake'"):
             Engine(counter, "ngram", policy=policy, **SMALL)
     with Engine(counter, "ngram", **SMALL) as engine:
+        assert engine.policy == "brake"
+
+
+@pytest.mark.usefixtures("own_default_policy")
+def test_default_policy(counter: Path) -> None:
+    with Engine(counter, "ngram", **SMALL) as engine:
         assert engine.policy == "goodput"
+        assert "pass 1 " in str(engine.cost_model)  # measured
+        assert engine.generate([5, 6], greedy(20)).token_ids == list(range(7, 27))
 
 
 def test_drafts_that_fail_stop(counter: Path) -> None:

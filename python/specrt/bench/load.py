@@ -72,7 +72,8 @@ def measure(
 
     requests: of a repetition; None: four times the concurrency, or a rate's ten seconds. All
     contenders get the same prompts at the same times. target_tpot: seconds a token after the first,
-    which goodput plans for; tells how many requests stayed below, of all. synthetic: accept drafts with this probability.
+    which goodput plans for; tells how many requests stayed below, of all. synthetic: accept drafts
+    with this probability.
     """
     if not levels:
         raise InvalidArgumentError("[load] expected concurrencies or rates, got none")

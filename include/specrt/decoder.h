@@ -244,7 +244,7 @@ class SPECRT_API Decoder {
   /// InvalidArgument while a round is open.
   std::vector<RoundShare> last_round() const;
 
-  MemoryUse memory() const;  ///< of target, pool and workspace; drafters tell their own
+  MemoryUse memory() const;            ///< of target, pool and workspace; drafters tell their own
   std::int64_t context_bytes() const;  ///< of the KV cache that a token of context has to be read
   std::int64_t max_model_len() const;
   std::int64_t max_rows() const;

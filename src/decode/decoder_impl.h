@@ -69,7 +69,7 @@ struct Decoder::Impl {
     std::string name;
     Acceptance acceptance{kFirstGuess, kSlow};
     Calibration calibration;
-    bool confident = false;  // its drafts say what they are worth
+    bool confident = false;                     // its drafts say what they are worth
     static constexpr double kFirstGuess = 0.7;  // before any draft of its was decided
     static constexpr double kSlow = 0.02;
   };

@@ -146,7 +146,7 @@ $(CUDA_TOOLS)/.cutlass: $(TEST)/.tools
 	$(TEST)/bin/python $(PIP) install --no-deps --target $(CUDA_TOOLS) nvidia-cutlass==4.2.0.0
 	touch $@
 
-$(CUDA)/.cuda: $(CUDA_TOOLS)/.cutlass $(NATIVE) scripts/cuda_toolkit.py
+$(CUDA)/.cuda: $(CUDA_TOOLS)/.cutlass $(NATIVE) $(BENCH) scripts/cuda_toolkit.py
 	root=$$($(TEST)/bin/python scripts/cuda_toolkit.py $(CUDA_TOOLS)) && \
 	  cmake --preset dev -DSPECRT_CUDA=ON -DCMAKE_CUDA_COMPILER=$$root/bin/nvcc \
 	    -DCUDAToolkit_ROOT=$$root -DCUTLASS_DIR=$(CUDA_TOOLS)/cutlass_library/source

@@ -33,14 +33,15 @@ endif()
 
 # For a machine's own GPU one of them will do.
 set(SPECRT_CUDA_ARCHITECTURES "80;90" CACHE STRING "GPUs to build for: 80, 90 or both")
-list(TRANSFORM SPECRT_CUDA_ARCHITECTURES PREPEND "sm_" OUTPUT_VARIABLE specrt_cuda_codes)
-list(JOIN specrt_cuda_codes "," specrt_cuda_codes)
-if(NOT specrt_cuda_codes MATCHES "^sm_(80|90|80,sm_90)$")
+if(NOT SPECRT_CUDA_ARCHITECTURES MATCHES "^(80|90|80;90)$")
   message(FATAL_ERROR "SPECRT_CUDA_ARCHITECTURES: expected 80, 90 or 80;90, got "
                       "${SPECRT_CUDA_ARCHITECTURES}")
 endif()
-# The compiler's front halves run once, for what sm_80 has; wgmma has units of its own.
-set(SPECRT_CUDA_CODE "--generate-code=arch=compute_80,code=[${specrt_cuda_codes}]")
+# Each from its own front half: of sm_80's, ptxas makes kernels for sm_90 that spill.
+set(SPECRT_CUDA_CODE "")
+foreach(specrt_arch IN LISTS SPECRT_CUDA_ARCHITECTURES)
+  list(APPEND SPECRT_CUDA_CODE "--generate-code=arch=compute_${specrt_arch},code=[sm_${specrt_arch}]")
+endforeach()
 set(SPECRT_CUDA_CODE_90A "--generate-code=arch=compute_90a,code=[sm_90a]")
 
 function(specrt_cuda_objects name code)

@@ -246,11 +246,6 @@ class Bench {
 
 int run(int argc, char** argv) {
   bench::check_options(argc, argv, kUsage, {"model", "dtype", "rows", "seconds"});
-  const auto devices = cuda_devices();
-  if (devices.empty()) {
-    std::fprintf(stderr, "no GPU: nothing was measured\n");
-    return kNoGpu;
-  }
   const auto models = bench::option(argc, argv, "model", {"llama-3.1-8b", "llama-3.1-70b/8"});
   const auto dtypes = bench::option(argc, argv, "dtype", {"bf16", "int8", "int4"});
   std::vector<std::int64_t> rows;
@@ -263,6 +258,11 @@ int run(int argc, char** argv) {
     }
   }
   const double seconds = std::stod(bench::option(argc, argv, "seconds", {"60"})[0]);
+  const auto devices = cuda_devices();
+  if (devices.empty()) {
+    std::fprintf(stderr, "no GPU: nothing was measured\n");
+    return kNoGpu;
+  }
   Bench bench(rows, seconds);
   std::printf("{\"gpu\": \"%s\", \"architecture\": %d, \"copy_gb_per_s\": %.1f, \"products\": [",
               devices[0].name.c_str(), devices[0].architecture, bench.copy_bandwidth());

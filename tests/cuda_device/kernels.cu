@@ -1,10 +1,12 @@
 // What the tests launch and the library does not have.
 
 #include "../cuda_logic/shim_kernels.h"
+#include "kernels/rms_norm.h"
 #include "launch/launch.cuh"
 
 namespace specrt::cuda {
 
+template void launch<RmsNorm<float>>(simt::Grid, const RmsNormArgs&, Stream);
 template void launch<cuda_test::Reverse>(simt::Grid, const cuda_test::ReverseArgs&, Stream);
 template void launch<cuda_test::Copies>(simt::Grid, const cuda_test::CopiesArgs&, Stream);
 template void launch<cuda_test::Lanes>(simt::Grid, const cuda_test::LanesArgs&, Stream);

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ["CMakeLists.txt", "cmake", "include", "src", "tests/native"]
+COPIED = ["CMakeLists.txt", "cmake", "cuda", "include", "src", "tests/cuda_logic", "tests/native"]
 # A mutant may well loop for ever, which is a failure too.
 TIME_LIMIT_S = 300
 
@@ -91,7 +91,7 @@ MUTANTS = [
     Mutant(
         "path_not_compacted",
         "src/model/runner.cpp",
-        "cache_.commit(id, path, moves_, tokens);\n  storage_.apply(moves_);",
+        "cache_.commit(id, path, moves_, tokens);\n  apply_moves();",
         "cache_.commit(id, path, moves_, tokens);",
         "lossless",
     ),

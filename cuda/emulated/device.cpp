@@ -35,8 +35,8 @@ class Memory {
   static constexpr std::size_t kPage = 4096;
 
   Memory() {
-    void* at = ::mmap(nullptr, kRoom, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                      0);
+    void* at =
+        ::mmap(nullptr, kRoom, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) throw CapacityError("[cuda] no address space for emulated memory");
     base_ = static_cast<std::byte*>(at);
   }

@@ -1,4 +1,5 @@
-// Kernels put on emulated streams: the launches of cuda/launch and cuda/gemm, over the same sources.
+// Kernels put on emulated streams: the launches of cuda/launch and cuda/gemm, over the same
+// sources.
 
 #include "ops.h"
 
@@ -16,8 +17,7 @@ using emulated::require_on_device;
 template <class Kernel>
 void launch(simt::Grid grid, const typename Kernel::Args& args, Stream stream) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  emulated::put(stream,
-                [=] { simt::run_grid<Kernel>(grid, args, emulated::settings().order); });
+  emulated::put(stream, [=] { simt::run_grid<Kernel>(grid, args, emulated::settings().order); });
 }
 
 template <typename Use>
@@ -131,8 +131,8 @@ void launch_attention(const AttentionArgs& args, std::int64_t rows, std::int64_t
 }  // namespace
 
 void embed(Type type, const EmbedArgs& args, std::int64_t rows, Stream stream) {
-  for (const void* at : {args.table, static_cast<const void*>(args.tokens),
-                         static_cast<const void*>(args.out)}) {
+  for (const void* at :
+       {args.table, static_cast<const void*>(args.tokens), static_cast<const void*>(args.out)}) {
     require_on_device(at, "embed");
   }
   by_type(type, [&](auto t) { launch<Embed<decltype(t)>>({rows}, args, stream); });
@@ -152,9 +152,9 @@ void embed_packed(Type type, Stored stored, const EmbedPackedArgs& args, std::in
 }
 
 void rms_norm(Type type, const RmsNormArgs& args, std::int64_t rows, Stream stream) {
-  for (const void* at : {static_cast<const void*>(args.x), static_cast<const void*>(args.rows),
-                         static_cast<const void*>(args.weight),
-                         static_cast<const void*>(args.out)}) {
+  for (const void* at :
+       {static_cast<const void*>(args.x), static_cast<const void*>(args.rows),
+        static_cast<const void*>(args.weight), static_cast<const void*>(args.out)}) {
     require_on_device(at, "rms_norm");
   }
   by_type(type, [&](auto t) { launch<RmsNorm<decltype(t)>>({rows}, args, stream); });
@@ -171,11 +171,11 @@ void rope_kv(Type type, const RopeKvArgs& args, std::int64_t rows, Stream stream
 
 void attention(Type type, const AttentionArgs& args, std::int64_t rows, std::int64_t units,
                Stream stream) {
-  for (const void* at : {static_cast<const void*>(args.q), static_cast<const void*>(args.out),
-                         static_cast<const void*>(args.rows), static_cast<const void*>(args.units),
-                         static_cast<const void*>(args.tables),
-                         static_cast<const void*>(args.paths),
-                         static_cast<const void*>(args.partials)}) {
+  for (const void* at :
+       {static_cast<const void*>(args.q), static_cast<const void*>(args.out),
+        static_cast<const void*>(args.rows), static_cast<const void*>(args.units),
+        static_cast<const void*>(args.tables), static_cast<const void*>(args.paths),
+        static_cast<const void*>(args.partials)}) {
     require_on_device(at, "attention");
   }
   by_type(type, [&](auto t) { launch_attention<decltype(t)>(args, rows, units, stream); });
@@ -243,11 +243,10 @@ void find_tops(const ChooseArgs& args, std::int64_t rows, Stream stream) {
 }
 
 void choose(const ProcessArgs& process, const ChooseArgs& args, std::int64_t rows, Stream stream) {
-  for (const void* at : {static_cast<const void*>(args.logits),
-                         static_cast<const void*>(args.rows),
-                         static_cast<const void*>(args.states),
-                         static_cast<const void*>(args.choices),
-                         static_cast<const void*>(process.trees.tokens)}) {
+  for (const void* at :
+       {static_cast<const void*>(args.logits), static_cast<const void*>(args.rows),
+        static_cast<const void*>(args.states), static_cast<const void*>(args.choices),
+        static_cast<const void*>(process.trees.tokens)}) {
     require_on_device(at, "choose");
   }
   launch<ProcessLogits>({rows}, process, stream);

@@ -57,10 +57,10 @@ struct AttentionArgs {
   std::int32_t kv_heads = 0;
   std::int32_t head_dim = 0;  ///< a multiple of 8, at most the kernel's
   float scale = 0.0f;
-  float softcap = 0.0f;       ///< > 0: scores become softcap * tanh(score / softcap)
-  std::int32_t window = 0;    ///< > 0: only the last `window` positions, the token itself included
-  std::int32_t segments = 0;  ///< most segments of any row; grid z
-  float* partials = nullptr;  ///< [rows, segments, q_heads, head_dim + 2]: sums, top, weight
+  float softcap = 0.0f;        ///< > 0: scores become softcap * tanh(score / softcap)
+  std::int32_t window = 0;     ///< > 0: only the last `window` positions, the token itself included
+  std::int32_t segments = 0;   ///< most segments of any row; grid z
+  float* partials = nullptr;   ///< [rows, segments, q_heads, head_dim + 2]: sums, top, weight
   std::int64_t first_row = 0;  ///< of the units; partials begin with it
 };
 

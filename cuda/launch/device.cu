@@ -36,15 +36,15 @@ void check(cudaError_t status, const char* what) {
   (void)cudaGetLastError();
   const std::string text = std::string("[cuda] ") + what + ": " + cudaGetErrorString(status);
   if (status == cudaErrorMemoryAllocation) throw CapacityError(text + "; the engine can go on");
-  // An error of a kernel stays with the context: whatever is asked next fails too. While a stream
-  // is captured nothing can be asked.
-  const bool capturing = status == cudaErrorStreamCaptureUnsupported ||
-                         status == cudaErrorStreamCaptureInvalidated;
-  const bool sticky = !capturing && cudaDeviceSynchronize() != cudaSuccess;
+  // An error of a kernel stays with the context: whatever is asked next fails too. While a stream is
+  // captured the question itself is refused, which says nothing.
+  const cudaError_t after = cudaDeviceSynchronize();
   (void)cudaGetLastError();
+  const bool usable = after == cudaSuccess || after == cudaErrorStreamCaptureUnsupported ||
+                      after == cudaErrorStreamCaptureImplicit;
   throw DeviceError(
-      text + (sticky ? "; this process cannot use the device any more" : "; the engine can go on"),
-      !sticky);
+      text + (usable ? "; the engine can go on" : "; this process cannot use the device any more"),
+      usable);
 }
 
 void use_device(int device) {

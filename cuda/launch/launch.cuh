@@ -12,8 +12,8 @@
 
 namespace specrt::cuda {
 
-/// Throws where `status` is an error: CapacityError for memory, DeviceError for the rest, which says
-/// whether the device can be used further.
+/// Throws where `status` is an error: CapacityError for memory, DeviceError for the rest, which
+/// says whether the device can be used further.
 void check(cudaError_t status, const char* what);
 
 template <class Kernel>

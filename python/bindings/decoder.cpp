@@ -194,18 +194,17 @@ void bind_decoder(py::module_& module) {
          std::int64_t max_model_len, int max_batch_size, int max_rows, int block_size,
          const std::string& kv_cache_dtype, bool enable_prefix_caching,
          std::vector<std::int64_t> feature_layers, bool feature_normed, const std::string& device) {
-        return memory_of(config, precision_from_name(dtype),
-                         make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows,
-                                      block_size, kv_cache_dtype, enable_prefix_caching, nullptr,
-                                      "auto", false, std::move(feature_layers), feature_normed,
-                                      device));
+        return memory_of(
+            config, precision_from_name(dtype),
+            make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
+                         kv_cache_dtype, enable_prefix_caching, nullptr, "auto", false,
+                         std::move(feature_layers), feature_normed, device));
       },
       py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("kv_cache_bytes"),
       py::arg("max_model_len"), py::arg("max_batch_size"), py::arg("max_rows"),
       py::arg("block_size"), py::arg("kv_cache_dtype") = "auto", py::arg("enable_prefix_caching"),
       py::arg("feature_layers") = std::vector<std::int64_t>(), py::arg("feature_normed") = false,
-      py::arg("device") = "cpu",
-      "What a Decoder of these options takes, before it is made.");
+      py::arg("device") = "cpu", "What a Decoder of these options takes, before it is made.");
   module.def(
       "kv_cache_bytes_for",
       [](const ModelConfig& config, const std::string& dtype, std::int64_t max_model_len,

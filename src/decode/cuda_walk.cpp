@@ -191,9 +191,9 @@ std::byte* CudaWalk::append(const void* from, std::size_t bytes) {
   const std::int64_t at = Places(shape_).pool + pool_used_;
   const std::int64_t end = pool_used_ + aligned(static_cast<std::int64_t>(bytes));
   if (end > pool_room_) {
-    throw InternalError(expected_got("sampling", "at most " + std::to_string(pool_room_) +
-                                                     " bytes of penalties and masks",
-                                     std::to_string(end)));
+    throw InternalError(expected_got(
+        "sampling", "at most " + std::to_string(pool_room_) + " bytes of penalties and masks",
+        std::to_string(end)));
   }
   if (bytes > 0) std::memcpy(staging_.data() + at, from, bytes);
   pool_used_ = end;
@@ -227,8 +227,8 @@ void CudaWalk::launch() {
       told = static_cast<std::int32_t>(count);
       return reinterpret_cast<const T*>(append(from, count * sizeof(T)));
     };
-    state.stops = list(s.params.stop_token_ids.data(), s.params.stop_token_ids.size(),
-                       state.stop_count);
+    state.stops =
+        list(s.params.stop_token_ids.data(), s.params.stop_token_ids.size(), state.stop_count);
     if (state.neutral) continue;
     if (state.penalties) {
       seen_.clear();
@@ -251,8 +251,8 @@ void CudaWalk::launch() {
     word_tokens_.clear();
     std::size_t longest = 0;
     for (const auto& word : s.params.bad_words) {
-      words_.push_back({static_cast<std::int32_t>(word_tokens_.size()),
-                        static_cast<std::int32_t>(word.size())});
+      words_.push_back(
+          {static_cast<std::int32_t>(word_tokens_.size()), static_cast<std::int32_t>(word.size())});
       word_tokens_.insert(word_tokens_.end(), word.begin(), word.end());
       longest = std::max(longest, word.size());
     }
@@ -275,8 +275,8 @@ void CudaWalk::launch() {
   } else {
     graphs_->run(shape_, stream, [&](cuda::Stream) { run(shape_); });
   }
-  const auto bytes = static_cast<std::size_t>(std::ssize(states_) *
-                                              cuda::Verdict::size(shape_.nodes) * 4);
+  const auto bytes =
+      static_cast<std::size_t>(std::ssize(states_) * cuda::Verdict::size(shape_.nodes) * 4);
   cuda::copy_to_host(verdicts_.data(), device_verdicts_, bytes, stream);
 }
 

@@ -17,8 +17,7 @@ class CudaWalk {
   CudaWalk(CudaRunner& runner, std::int64_t max_batch_size, std::int64_t max_rows);
 
   /// Of the device, before any sequence is there; penalties, biases and masks take more.
-  static std::int64_t bytes(std::int64_t vocab, std::int64_t max_batch_size,
-                            std::int64_t max_rows);
+  static std::int64_t bytes(std::int64_t vocab, std::int64_t max_batch_size, std::int64_t max_rows);
   std::int64_t device_bytes() const;
 
   /// Room for all that sequences may come to say of themselves, so that no round takes any. Throws

@@ -60,10 +60,10 @@ MemoryUse memory_of(const ModelConfig& config, Precision precision, const Decode
   }
   use.kv_cache = Runner::kv_layout(config, activation_dtype(precision), runner).bytes();
   use.workspace = Runner::workspace_bytes(config, runner);
-  use.workspace += cuda_device_of(options.device)
-                       ? CudaWalk::bytes(config.vocab_size, options.max_batch_size,
-                                         options.max_rows)
-                       : Chooser::bytes_for(config.vocab_size);
+  use.workspace +=
+      cuda_device_of(options.device)
+          ? CudaWalk::bytes(config.vocab_size, options.max_batch_size, options.max_rows)
+          : Chooser::bytes_for(config.vocab_size);
   return use;
 }
 
@@ -90,8 +90,8 @@ Decoder::Impl::Impl(const Model& model, const DecoderOptions& given)
       cost(cpu_isa_from_name(runner.kernels().name)) {
   progress.reserve(static_cast<std::size_t>(options.max_batch_size));
   if (runner.cuda() != nullptr) {
-    cuda_walk = std::make_unique<CudaWalk>(*runner.cuda(), options.max_batch_size,
-                                           runner.max_rows());
+    cuda_walk =
+        std::make_unique<CudaWalk>(*runner.cuda(), options.max_batch_size, runner.max_rows());
   }
 }
 

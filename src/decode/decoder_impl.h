@@ -62,9 +62,9 @@ struct Decoder::Impl {
     Impl& impl_;
   };
 
-  double draft_seconds = 0;  // of the round under way
+  double draft_seconds = 0;                        // of the round under way
   std::chrono::steady_clock::time_point launched;  // where its pass is on a GPU already
-  RoundTimes times;          // of the last finished round
+  RoundTimes times;                                // of the last finished round
   DecoderTotals totals;
   /// What is known of one drafter's drafts, from all sequences.
   struct DrafterRecord {

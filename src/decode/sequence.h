@@ -88,8 +88,8 @@ struct Sequence {
     return params.greedy() && params.logprobs < 0 && !wants_prompt_logprobs() && state.neutral() &&
            !verifies_adasd();
   }
-  /// Whether a GPU can decide it by itself. Follows from the request alone, so that who decides does
-  /// not depend on drafts or batches.
+  /// Whether a GPU can decide it by itself. Follows from the request alone, so that who decides
+  /// does not depend on drafts or batches.
   bool decides_on_device() const {
     const bool coupled = params.greedy() || params.verification == Verification::coupled;
     return coupled && params.logprobs < 0 && params.prompt_logprobs < 0 &&

@@ -44,10 +44,10 @@ void CudaRunner::run_layers(std::int64_t layers) {
   const auto scale = static_cast<float>(c.embedding_scale);
   const cuda::DeviceMatrix& head = weights_.head();
   if (weights_.embedding() == nullptr && !head.row_major) {
-    cuda::embed_packed(kType, head.stored,
-                       {head.data, head.scales, inputs_.tokens(), x_, c.vocab_size, c.hidden_size,
-                        scale},
-                       rows, stream());
+    cuda::embed_packed(
+        kType, head.stored,
+        {head.data, head.scales, inputs_.tokens(), x_, c.vocab_size, c.hidden_size, scale}, rows,
+        stream());
   } else {
     const bool own = weights_.embedding() != nullptr;
     cuda::embed(kType,
@@ -129,8 +129,8 @@ void CudaRunner::layer(std::int64_t index) {
   add_block(w.output, w.output_bias, attended_, w.attention_post_norm);
 
   norm(w.mlp_norm);
-  const auto gate = c.activation == Activation::silu ? cuda::After::gate_silu
-                                                     : cuda::After::gate_gelu;
+  const auto gate =
+      c.activation == Activation::silu ? cuda::After::gate_silu : cuda::After::gate_gelu;
   product(w.gate_up, w.gate_up_bias, normed_, rows, activated_,
           cuda::padded_columns(c.intermediate_size), gate);
   add_block(w.down, w.down_bias, activated_, w.mlp_post_norm);

@@ -22,8 +22,8 @@ std::int64_t header_bytes(std::int64_t groups, std::int64_t rows, std::int64_t u
 // Entries of all block tables and paths that a pass can have.
 std::int64_t pool_entries(const KvLayout& layout, std::int64_t max_batch_size,
                           std::int64_t longest_in_blocks) {
-  const std::int64_t tables = static_cast<std::int64_t>(layout.groups.size()) * max_batch_size *
-                              (longest_in_blocks + 1);
+  const std::int64_t tables =
+      static_cast<std::int64_t>(layout.groups.size()) * max_batch_size * (longest_in_blocks + 1);
   return tables + layout.scratch_slots * std::min(layout.scratch_slots, CudaInputs::kMostDepth);
 }
 
@@ -61,8 +61,8 @@ void CudaInputs::lay_out() {
   positions_ = aligned(shape_.rows * 4);
   slots_ = 2 * positions_;
   rows_ = slots_ + aligned(groups_ * shape_.rows * 8);
-  units_ = rows_ + aligned(groups_ * shape_.rows *
-                           static_cast<std::int64_t>(sizeof(cuda::AttentionRow)));
+  units_ = rows_ +
+           aligned(groups_ * shape_.rows * static_cast<std::int64_t>(sizeof(cuda::AttentionRow)));
   pool_ = header_bytes(groups_, shape_.rows, shape_.units);
 }
 
@@ -76,8 +76,7 @@ void CudaInputs::send(const PassRows& pass, const KvCache& cache, cuda::Stream s
            pass.owners[row_of(end)] == pass.owners[row_of(row)]) {
       ++end;
     }
-    host_units_.push_back(
-        {static_cast<std::int32_t>(row), static_cast<std::int32_t>(end - row)});
+    host_units_.push_back({static_cast<std::int32_t>(row), static_cast<std::int32_t>(end - row)});
     row = end;
   }
   // The most segments that a unit of any group spans.
@@ -127,10 +126,9 @@ void CudaInputs::send(const PassRows& pass, const KvCache& cache, cuda::Stream s
   std::int64_t used = 0;
   const auto append = [&](std::span<const std::int32_t> values) {
     if (used + std::ssize(values) > pool_room_) {
-      throw CapacityError(expected_got("pass",
-                                       "at most " + std::to_string(pool_room_) +
-                                           " blocks and ancestors of draft nodes",
-                                       "more"));
+      throw CapacityError(expected_got(
+          "pass", "at most " + std::to_string(pool_room_) + " blocks and ancestors of draft nodes",
+          "more"));
     }
     std::copy(values.begin(), values.end(), pool + used);
     used += std::ssize(values);

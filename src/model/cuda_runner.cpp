@@ -39,9 +39,9 @@ std::optional<int> cuda_device_of(const std::string& device) {
   if (device == "cuda") return 0;
   const std::string prefix = "cuda:";
   const std::string number = device.substr(std::min(prefix.size(), device.size()));
-  const bool digits = !number.empty() && number.size() <= 4 &&
-                      std::all_of(number.begin(), number.end(),
-                                  [](char c) { return c >= '0' && c <= '9'; });
+  const bool digits =
+      !number.empty() && number.size() <= 4 &&
+      std::all_of(number.begin(), number.end(), [](char c) { return c >= '0' && c <= '9'; });
   if (device.compare(0, prefix.size(), prefix) != 0 || !digits) {
     throw InvalidArgument(expected_got("device", "'cpu', 'cuda' or 'cuda:N'", device));
   }
@@ -62,13 +62,11 @@ void check_cuda(const ModelConfig& config, Precision precision, const RunnerOpti
            "one that does (EAGLE, MTP, Medusa, or a recorder of features)");
   }
   if (config.head.kind != HeadKind::none) refuse("drafter", "no draft head", "one");
-  if (options.block_size < 1 ||
-      !std::has_single_bit(static_cast<unsigned>(options.block_size))) {
+  if (options.block_size < 1 || !std::has_single_bit(static_cast<unsigned>(options.block_size))) {
     refuse("block_size", "a power of two", std::to_string(options.block_size));
   }
   if (config.head_dim % 8 != 0 || config.head_dim > 256) {
-    refuse("model", "heads of a multiple of 8, up to 256, values",
-           std::to_string(config.head_dim));
+    refuse("model", "heads of a multiple of 8, up to 256, values", std::to_string(config.head_dim));
   }
   if (cuda::attention_rows(config.num_heads / config.num_kv_heads) < 1) {
     refuse("model", "at most 64 query heads to a key-value head",
@@ -128,9 +126,9 @@ struct CudaRunner::Sizes {
   /// Calls take(bytes) for each part, in order.
   template <typename Take>
   void each(const Take& take) const {
-    for (const std::int64_t bytes : {table, table, local_table, local_table, x, normed, qkv,
-                                     attended, activated, block, partials, workspace, head_in,
-                                     logits, tops, planes, 2 * moves * 8, (moves + 1) * 4}) {
+    for (const std::int64_t bytes :
+         {table, table, local_table, local_table, x, normed, qkv, attended, activated, block,
+          partials, workspace, head_in, logits, tops, planes, 2 * moves * 8, (moves + 1) * 4}) {
       take(aligned(bytes));
     }
     take(aligned(kLogitRows * 4));
@@ -228,7 +226,8 @@ CudaRunner::CudaRunner(const Model& model, const RunnerOptions& options, const K
     cuda::copy_to_device(to, from, static_cast<std::size_t>(bytes), stream());
     wait();
   };
-  send(device_planes_, listed.data(), std::ssize(listed) * static_cast<std::int64_t>(sizeof(void*)));
+  send(device_planes_, listed.data(),
+       std::ssize(listed) * static_cast<std::int64_t>(sizeof(void*)));
   std::vector<std::int32_t> identity(kMostMoves + 1);
   for (std::size_t i = 0; i <= kMostMoves; ++i) identity[i] = static_cast<std::int32_t>(i);
   send(identity_, identity.data(), std::ssize(identity) * 4);
@@ -256,6 +255,14 @@ void CudaRunner::fill_tables(const std::vector<float>& factors, double scale, fl
   cuda::copy_to_device(cos, values.data(), bytes, stream());
   cuda::copy_to_device(sin, sines, bytes, stream());
   wait();
+}
+
+CudaRunner::~CudaRunner() {
+  try {
+    enter();
+    wait();  // for copies out of what is freed now
+  } catch (...) {  // a device that is lost has nothing under way
+  }
 }
 
 MemoryUse CudaRunner::memory() const {
@@ -362,9 +369,9 @@ namespace {
 
 void check_rows(std::size_t count) {
   if (count > static_cast<std::size_t>(CudaRunner::kLogitRows)) {
-    throw InternalError(expected_got(
-        "logits", "at most " + std::to_string(CudaRunner::kLogitRows) + " rows",
-        std::to_string(count)));
+    throw InternalError(expected_got("logits",
+                                     "at most " + std::to_string(CudaRunner::kLogitRows) + " rows",
+                                     std::to_string(count)));
   }
 }
 

@@ -31,6 +31,10 @@ class CudaRunner {
 
   CudaRunner(const Model& model, const RunnerOptions& options, const KvLayout& layout, int device);
 
+  ~CudaRunner();
+  CudaRunner(const CudaRunner&) = delete;
+  CudaRunner& operator=(const CudaRunner&) = delete;
+
   static std::int64_t workspace_bytes(const ModelConfig& config, const RunnerOptions& options,
                                       const KvLayout& layout);
   MemoryUse memory() const;
@@ -93,10 +97,10 @@ class CudaRunner {
   CudaWeights weights_;
   cuda::OwnStream stream_;
   cuda::DeviceBuffer cache_;
-  std::vector<std::byte*> planes_;        // by layer: keys, values
-  std::vector<std::int64_t> group_of_;    // by layer
+  std::vector<std::byte*> planes_;         // by layer: keys, values
+  std::vector<std::int64_t> group_of_;     // by layer
   std::vector<std::int64_t> plane_begin_;  // by group, into device_planes_
-  std::byte** device_planes_ = nullptr;   // all planes, a group's beside each other
+  std::byte** device_planes_ = nullptr;    // all planes, a group's beside each other
   CudaInputs inputs_;
   CudaGraphs<Key> graphs_;
 
@@ -120,17 +124,17 @@ class CudaRunner {
   float* sin_ = nullptr;
   float* local_cos_ = nullptr;
   float* local_sin_ = nullptr;
-  float* x_ = nullptr;                // [rows, hidden], the residual stream
-  void* normed_ = nullptr;            // [rows, padded hidden], as are all that products read
-  float* qkv_ = nullptr;              // [rows, q, k and v]
-  void* attended_ = nullptr;          // [rows, padded heads * head_dim]
-  void* activated_ = nullptr;         // [rows, padded intermediate]
-  float* block_ = nullptr;            // [rows, hidden], where a block is not simply added
-  float* partials_ = nullptr;         // of attention
-  std::int64_t most_partials_ = 0;    // rows times segments of a launch
-  float* workspace_ = nullptr;        // of products
-  void* head_in_ = nullptr;           // [kLogitRows, padded hidden]
-  float* logits_ = nullptr;           // [kLogitRows, logits_stride_]
+  float* x_ = nullptr;              // [rows, hidden], the residual stream
+  void* normed_ = nullptr;          // [rows, padded hidden], as are all that products read
+  float* qkv_ = nullptr;            // [rows, q, k and v]
+  void* attended_ = nullptr;        // [rows, padded heads * head_dim]
+  void* activated_ = nullptr;       // [rows, padded intermediate]
+  float* block_ = nullptr;          // [rows, hidden], where a block is not simply added
+  float* partials_ = nullptr;       // of attention
+  std::int64_t most_partials_ = 0;  // rows times segments of a launch
+  float* workspace_ = nullptr;      // of products
+  void* head_in_ = nullptr;         // [kLogitRows, padded hidden]
+  float* logits_ = nullptr;         // [kLogitRows, logits_stride_]
   std::int64_t logits_stride_ = 0;
   std::int32_t* logit_rows_ = nullptr;    // [kLogitRows], of logits() and best()
   cuda::LogitRow* plain_rows_ = nullptr;  // [kLogitRows] of one neutral sequence

@@ -140,12 +140,12 @@ class Carrier {
 
 void send_matrix(Carrier& carrier, const CudaPiece& piece, const Rows& rows) {
   // Bytes of the rows that a panel of either layout has.
-  const std::int64_t unit =
-      piece.row_major ? cuda::kPanelRows * row_bytes(piece.k)
-                      : cuda::packed_bytes(cuda::kPanelRows, piece.k, piece.stored);
+  const std::int64_t unit = piece.row_major
+                                ? cuda::kPanelRows * row_bytes(piece.k)
+                                : cuda::packed_bytes(cuda::kPanelRows, piece.k, piece.stored);
   if (unit > kShare) {
-    throw UnsupportedError(expected_got("weights", "layers of at most 250000 inputs",
-                                        std::to_string(piece.k)));
+    throw UnsupportedError(
+        expected_got("weights", "layers of at most 250000 inputs", std::to_string(piece.k)));
   }
   const std::int64_t share = kShare / unit * cuda::kPanelRows;
   for (std::int64_t first = 0; first < piece.n; first += share) {
@@ -154,9 +154,8 @@ void send_matrix(Carrier& carrier, const CudaPiece& piece, const Rows& rows) {
       rows.pack(piece, first + begin, end - begin,
                 carrier.staging() + begin / cuda::kPanelRows * unit);
     });
-    const std::int64_t bytes = piece.row_major
-                                   ? n * row_bytes(piece.k)
-                                   : cuda::packed_bytes(n, piece.k, piece.stored);
+    const std::int64_t bytes =
+        piece.row_major ? n * row_bytes(piece.k) : cuda::packed_bytes(n, piece.k, piece.stored);
     carrier.send(piece.offset + first / cuda::kPanelRows * unit, bytes);
   }
   if (piece.scales < 0) return;

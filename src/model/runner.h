@@ -255,11 +255,11 @@ class Runner {
   float* prepared_ = nullptr;     // what Kernels::prepare_* make of a product's input
   std::vector<float*> features_;  // [max_rows, hidden], one for each of wanted_.layers
   float* normed_features_ = nullptr;
-  float* head_in_ = nullptr;           // [kLogitRows, hidden]
-  float* logits_ = nullptr;            // [kLogitRows, vocab] and room for whole panels
+  float* head_in_ = nullptr;            // [kLogitRows, hidden]
+  float* logits_ = nullptr;             // [kLogitRows, vocab] and room for whole panels
   std::span<const float> host_logits_;  // what logits() gave last
-  std::vector<cpu::ArgMax> best_;      // [threads + 1][kLogitRows], the last ones the result
-  std::vector<Candidate> candidates_;  // [threads + 1][kLogitRows][kMaxCandidates], the same way
+  std::vector<cpu::ArgMax> best_;       // [threads + 1][kLogitRows], the last ones the result
+  std::vector<Candidate> candidates_;   // [threads + 1][kLogitRows][kMaxCandidates], the same way
 };
 
 }  // namespace specrt

@@ -35,8 +35,8 @@ DecoderOptions cuda_options(const Model& model, int sequences = 4, int block_siz
   DecoderOptions options = tiny::options_for(model, sequences, longest, block_size);
   options.device = "cuda";
   options.max_rows = 64;
-  options.kv_cache_bytes = specrt::kv_cache_bytes_for(model.config(), model.precision(), options,
-                                                      sequences, longest);
+  options.kv_cache_bytes =
+      specrt::kv_cache_bytes_for(model.config(), model.precision(), options, sequences, longest);
   return options;
 }
 
@@ -108,9 +108,8 @@ struct Case {
     std::vector<Request> batch;
     for (const std::size_t at : chosen) {
       batch.push_back(requests[at]);
-      batch.back().drafter =
-          tiny::make_drafter(kind, {tiny::joined(requests[at].prompt, plain[at].tokens)},
-                             model.config().vocab_size);
+      batch.back().drafter = tiny::make_drafter(
+          kind, {tiny::joined(requests[at].prompt, plain[at].tokens)}, model.config().vocab_size);
     }
     Decoder decoder(model, cuda_options(model, static_cast<int>(chosen.size()), block_size));
     const std::vector<Output> outputs = tiny::run(decoder, batch, planner, preempt);
@@ -132,9 +131,9 @@ TEST(cuda_decoder_same_bytes_alone) {
     for (std::size_t at = 0; at < 4; ++at) {
       if (tiny::kThinned && kind != Kind::bushy) continue;
       const std::int64_t gamma = kind == Kind::tree ? 3 : 6;
-      test.compare({at}, kind, tiny::fixed(gamma), at % 2 == 0 ? 16 : 4,
-                   "drafter " + std::to_string(static_cast<int>(kind)) + ", request " +
-                       std::to_string(at));
+      test.compare(
+          {at}, kind, tiny::fixed(gamma), at % 2 == 0 ? 16 : 4,
+          "drafter " + std::to_string(static_cast<int>(kind)) + ", request " + std::to_string(at));
     }
   }
   CHECK(test.accepted > 20 && test.accepted < test.drafted);

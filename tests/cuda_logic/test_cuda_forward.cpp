@@ -99,8 +99,9 @@ TEST(cuda_forward_agrees_with_double_precision) {
         const Model model = tiny::build(tiny::config_of(spec), precision, tensors);
         const tiny::Tokens text = tiny::random_tokens(70, tied ? 9 : 70, spec.vocab);
         check_near(logits_at_once(model, "cuda", text), tiny::Oracle(spec, tensors).logits(text),
-                   3e-2, std::string(specrt::name_of(precision)) + " " +
-                             std::to_string(architecture) + (tied ? " tied" : ""));
+                   3e-2,
+                   std::string(specrt::name_of(precision)) + " " + std::to_string(architecture) +
+                       (tied ? " tied" : ""));
       }
     }
   }
@@ -171,8 +172,7 @@ TEST(cuda_forward_row_by_row_the_same_bits) {
   for (const std::size_t count : {1, 1, 5, 30, 1, 27, 5}) {
     runner.begin();
     (void)runner.add_committed(1, std::span(other).subspan(at, count));
-    const std::int64_t first =
-        runner.add_committed(0, std::span(text).subspan(at, count));
+    const std::int64_t first = runner.add_committed(0, std::span(text).subspan(at, count));
     runner.forward();
     const Logits got = all_logits(runner);
     for (std::size_t i = 0; i < count; ++i) {
@@ -298,8 +298,8 @@ TEST(cuda_forward_padding_leaves_the_cache_alone) {
   runner.cuda()->wait();
   runner.cache().add(1, 40);
   const std::int64_t bytes = 2 * 8 * 2;  // of a slot: two heads of 8
-  const std::int64_t slots = runner.cache().layout().groups[0].num_blocks * 4 +
-                             runner.cache().layout().scratch_slots;
+  const std::int64_t slots =
+      runner.cache().layout().groups[0].num_blocks * 4 + runner.cache().layout().scratch_slots;
   const auto plane = [&](std::int64_t layer, std::int64_t which) {
     return emulated::look(runner.cuda()->plane(layer, which),
                           static_cast<std::size_t>(slots * bytes));
@@ -321,8 +321,8 @@ TEST(cuda_forward_padding_leaves_the_cache_alone) {
   for (std::size_t p = 0; p < 4; ++p) {
     const std::vector<std::byte> after = plane(p / 2, p % 2);
     for (std::size_t slot = 0; slot < written.size(); ++slot) {
-      const bool unchanged = std::memcmp(before[p].data() + slot * bytes,
-                                         after.data() + slot * bytes, bytes) == 0;
+      const bool unchanged =
+          std::memcmp(before[p].data() + slot * bytes, after.data() + slot * bytes, bytes) == 0;
       CHECK_EQ(unchanged, !written[slot]);
     }
   }

@@ -53,8 +53,8 @@ TEST(cuda_rms_norm) {
 TEST(cuda_rms_norm_without_weight_rounds_only) {
   const Floats x = random_floats(70, 1);
   std::vector<Bf16> out(128);
-  run_in_all_orders<RmsNorm<Bf16>>({1}, {x.data(), nullptr, nullptr, out.data(), 70, 128, 70, 1e-5f},
-                                    out);
+  run_in_all_orders<RmsNorm<Bf16>>(
+      {1}, {x.data(), nullptr, nullptr, out.data(), 70, 128, 70, 1e-5f}, out);
   for (int i = 0; i < 70; ++i) CHECK_EQ(out[i].bits, from_float<Bf16>(x[i]).bits);
 }
 
@@ -83,10 +83,9 @@ TEST(cuda_add_block) {
     Floats x, first;
     for (const Order order : {Order::forward, Order::backward, Order::shuffled}) {
       x = stream;
-      run_grid<AddBlock>({kRows},
-                         {x.data(), block.data(), normed ? weight.data() : nullptr, kWidth, 0.22f,
-                          1e-5f},
-                         order);
+      run_grid<AddBlock>(
+          {kRows}, {x.data(), block.data(), normed ? weight.data() : nullptr, kWidth, 0.22f, 1e-5f},
+          order);
       if (first.empty()) first = x;
       CHECK(same_bits(first, x));
     }
@@ -163,8 +162,8 @@ TEST(cuda_embedding_rows_out_of_a_packed_head) {
   run_in_all_orders<EmbedPacked<Bf16, Stored::int8>>({5}, args, out);
   for (std::size_t r = 0; r < 3; ++r) {
     for (std::int64_t i = 0; i < kWidth; ++i) {
-      const float weight = to_float(from_float<Bf16>(static_cast<float>(codes[tokens[r] * kWidth + i]) *
-                                                     scales[tokens[r]]));
+      const float weight = to_float(
+          from_float<Bf16>(static_cast<float>(codes[tokens[r] * kWidth + i]) * scales[tokens[r]]));
       CHECK_EQ(out[r * kWidth + i], 2.5f * weight);
     }
   }

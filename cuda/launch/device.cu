@@ -36,8 +36,8 @@ void check(cudaError_t status, const char* what) {
   (void)cudaGetLastError();
   const std::string text = std::string("[cuda] ") + what + ": " + cudaGetErrorString(status);
   if (status == cudaErrorMemoryAllocation) throw CapacityError(text + "; the engine can go on");
-  // An error of a kernel stays with the context: whatever is asked next fails too. While a stream is
-  // captured the question itself is refused, which says nothing.
+  // An error of a kernel stays with the context: whatever is asked next fails too. While a stream
+  // is captured the question itself is refused, which says nothing.
   const cudaError_t after = cudaDeviceSynchronize();
   (void)cudaGetLastError();
   const bool usable = after == cudaSuccess || after == cudaErrorStreamCaptureUnsupported ||

@@ -260,7 +260,7 @@ void CudaRunner::fill_tables(const std::vector<float>& factors, double scale, fl
 CudaRunner::~CudaRunner() {
   try {
     enter();
-    wait();  // for copies out of what is freed now
+    wait();        // for copies out of what is freed now
   } catch (...) {  // a device that is lost has nothing under way
   }
 }

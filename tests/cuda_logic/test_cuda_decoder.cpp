@@ -145,7 +145,6 @@ TEST(cuda_decoder_same_bytes_in_batches) {
   Case test(Precision::bf16, 22);
   test.compare({0, 1, 2}, Kind::tree, tiny::fixed(5), 16, "tree");
   if (tiny::kThinned) return;
-  test.compare({1, 2, 3}, Kind::bushy, tiny::fixed(9), 4, "bushy");
   test.compare({0, 1, 2, 3}, Kind::half, tiny::restless(1, 7), 16, "restless");
   test.compare({3, 0, 1}, Kind::oracle, tiny::restless(2, 4), 1, "restless, blocks of one");
   test.compare({0, 1, 2}, Kind::none, tiny::fixed(0), 16, "plain");

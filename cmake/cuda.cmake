@@ -69,7 +69,6 @@ specrt_cuda_objects(
   cuda/gemm/mma_int4.cu
   cuda/gemm/mma_int8.cu
   cuda/gemm/product.cu
-  cuda/kernels/pack.cpp
   cuda/launch/attention.cu
   cuda/launch/attention_bf16.cu
   cuda/launch/attention_fp16.cu

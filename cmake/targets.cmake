@@ -2,6 +2,7 @@
 # library hides.
 
 set(specrt_sources
+    cuda/kernels/pack.cpp
     src/core/draft_tree.cpp
     src/core/error.cpp
     src/core/features.cpp
@@ -32,6 +33,7 @@ set(specrt_sources
     src/decode/chain_draft.cpp
     src/decode/choose.cpp
     src/decode/cost_model.cpp
+    src/decode/cuda_walk.cpp
     src/decode/decide.cpp
     src/decode/decoder.cpp
     src/decode/drafter.cpp
@@ -65,6 +67,10 @@ set(specrt_sources
     src/model/buffer.cpp
     src/model/calibration.cpp
     src/model/config.cpp
+    src/model/cuda_forward.cpp
+    src/model/cuda_inputs.cpp
+    src/model/cuda_runner.cpp
+    src/model/cuda_weights.cpp
     src/model/draft_head.cpp
     src/model/forward.cpp
     src/model/head.cpp
@@ -79,6 +85,8 @@ set(specrt_sources
 add_library(specrt_objects OBJECT ${specrt_sources})
 target_include_directories(
   specrt_objects PUBLIC ${PROJECT_SOURCE_DIR}/include PRIVATE ${PROJECT_SOURCE_DIR}/src)
+# Kernels' headers, for their arguments: nvcc's warnings are not the host compiler's.
+target_include_directories(specrt_objects SYSTEM PRIVATE ${PROJECT_SOURCE_DIR}/cuda)
 target_compile_definitions(specrt_objects PRIVATE SPECRT_BUILDING)
 # Contraction would let the compiler fuse a*b+c differently in differently unrolled bodies of one
 # kernel; fused operations are written out where they are meant.
@@ -124,12 +132,21 @@ if(SPECRT_SANITIZE)
 endif()
 target_link_libraries(specrt_objects PUBLIC Threads::Threads)
 
-# Instead of cuda/ in a build without CUDA: a seam at link time.
+# A seam at link time: what device.h and ops.h declare is either cuda/launch and cuda/gemm
+# (cmake/cuda.cmake), or this, which refuses, or specrt_emulated, which runs kernels on the host.
 add_library(specrt_no_cuda OBJECT EXCLUDE_FROM_ALL src/no_cuda/no_cuda.cpp)
 target_include_directories(specrt_no_cuda PRIVATE ${PROJECT_SOURCE_DIR}/include
                                                   ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/cuda)
 target_compile_definitions(specrt_no_cuda PRIVATE SPECRT_BUILDING)
 target_compile_options(specrt_no_cuda PRIVATE -Wall -Wextra)
+
+add_library(
+  specrt_emulated OBJECT EXCLUDE_FROM_ALL cuda/emulated/device.cpp cuda/emulated/ops.cpp
+                                          cuda/simt/host.cpp)
+target_include_directories(specrt_emulated PRIVATE ${PROJECT_SOURCE_DIR}/include
+                                                   ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/cuda)
+target_compile_definitions(specrt_emulated PRIVATE SPECRT_BUILDING)
+target_compile_options(specrt_emulated PRIVATE -ffp-contract=off)
 
 add_library(specrt SHARED)
 add_library(specrt::specrt ALIAS specrt)

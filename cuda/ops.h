@@ -6,10 +6,12 @@
 #include <cstdint>
 
 #include "device.h"
+#include "kernels/add_block.h"
 #include "kernels/attention.h"
 #include "kernels/choose.h"
 #include "kernels/commit.h"
 #include "kernels/embed.h"
+#include "kernels/finish_logits.h"
 #include "kernels/gemm.h"
 #include "kernels/process_logits.h"
 #include "kernels/rms_norm.h"
@@ -22,6 +24,9 @@ namespace specrt::cuda {
 enum class Type : std::uint8_t { bf16, fp16 };
 
 void embed(Type type, const EmbedArgs& args, std::int64_t rows, Stream stream);
+/// Out of a packed matrix, plain or int8, in place of the table.
+void embed_packed(Type type, Stored stored, const EmbedPackedArgs& args, std::int64_t rows,
+                  Stream stream);
 void rms_norm(Type type, const RmsNormArgs& args, std::int64_t rows, Stream stream);
 void rope_kv(Type type, const RopeKvArgs& args, std::int64_t rows, Stream stream);
 /// Attention and, where a row may have several segments, their combination. Throws UnsupportedError
@@ -60,6 +65,11 @@ std::int64_t workspace_bytes(const DeviceMatrix& matrix, std::int64_t rows);
 /// y from x and the matrix. int8 and int4 take bf16 only: their weights are bf16 by definition.
 void product(Type type, const DeviceMatrix& matrix, const Product& args, Stream stream);
 
+void add_block(const AddBlockArgs& args, std::int64_t rows, Stream stream);
+void finish_logits(const FinishLogitsArgs& args, std::int64_t rows, Stream stream);
+
+/// ChooseArgs::tops of `rows` rows, of which only what FindTops reads is used.
+void find_tops(const ChooseArgs& args, std::int64_t rows, Stream stream);
 /// Processing, choice and log-probability of `rows` rows.
 void choose(const ProcessArgs& process, const ChooseArgs& args, std::int64_t rows, Stream stream);
 void verify(const VerifyArgs& args, std::int64_t sequences, Stream stream);

@@ -76,7 +76,7 @@ MUTANTS = [
     Mutant(
         "path_not_compacted",
         "src/model/runner.cpp",
-        "cache_.commit(id, path, moves_, tokens);\n  storage_.apply(moves_);",
+        "cache_.commit(id, path, moves_, tokens);\n  apply_moves();",
         "cache_.commit(id, path, moves_, tokens);",
         "lossless",
     ),

@@ -57,10 +57,11 @@ struct AttentionArgs {
   std::int32_t kv_heads = 0;
   std::int32_t head_dim = 0;  ///< a multiple of 8, at most the kernel's
   float scale = 0.0f;
-  float softcap = 0.0f;       ///< > 0: scores become softcap * tanh(score / softcap)
-  std::int32_t window = 0;    ///< > 0: only the last `window` positions, the token itself included
-  std::int32_t segments = 0;  ///< most segments of any row; grid z
-  float* partials = nullptr;  ///< [rows, segments, q_heads, head_dim + 2]: sums, top, weight
+  float softcap = 0.0f;        ///< > 0: scores become softcap * tanh(score / softcap)
+  std::int32_t window = 0;     ///< > 0: only the last `window` positions, the token itself included
+  std::int32_t segments = 0;   ///< most segments of any row; grid z
+  float* partials = nullptr;   ///< [rows, segments, q_heads, head_dim + 2]: sums, top, weight
+  std::int64_t first_row = 0;  ///< of the units; partials begin with it
 };
 
 /// The positions of a row: [gone, total), which lie in segments [first, end).
@@ -390,8 +391,9 @@ struct Attention {
       const bool alone = e.end - e.first == 1;
       T* out = static_cast<T*>(args_.out) + row * args_.out_stride + head * args_.head_dim;
       float* partial =
-          args_.partials + ((row * args_.segments + segment_ - e.first) * args_.q_heads + head) *
-                               (args_.head_dim + 2);
+          args_.partials +
+          (((row - args_.first_row) * args_.segments + segment_ - e.first) * args_.q_heads + head) *
+              (args_.head_dim + 2);
       SPECRT_UNROLL
       for (int n = 0; n < kDim / 8; ++n) {
         SPECRT_UNROLL
@@ -437,7 +439,7 @@ struct Attention {
   };
 };
 
-/// Combines the segments of rows that have several. Grid: rows by q_heads.
+/// Combines the segments of rows that have several. Grid: rows, from first_row on, by q_heads.
 template <typename T>
 struct AttentionCombine {
   static constexpr int kThreads = 64;
@@ -446,12 +448,13 @@ struct AttentionCombine {
 
   template <class Block>
   SPECRT_KERNEL static void run(const Block& block, Shared&, const Args& args) {
-    const Extent e = extent_of(args, args.rows[block.x()]);
+    const std::int64_t row = args.first_row + block.x();
+    const Extent e = extent_of(args, args.rows[row]);
     if (e.end - e.first < 2) return;
     const std::int64_t stride = args.head_dim + 2;
     const float* first =
         args.partials + (block.x() * args.segments * args.q_heads + block.y()) * stride;
-    T* out = static_cast<T*>(args.out) + block.x() * args.out_stride + block.y() * args.head_dim;
+    T* out = static_cast<T*>(args.out) + row * args.out_stride + block.y() * args.head_dim;
     for (int d = block.thread(); d < args.head_dim; d += kThreads) {
       const float* from = first;
       float value = from[d];

@@ -7,9 +7,10 @@
 namespace specrt::cuda {
 
 struct RmsNormArgs {
-  const float* x = nullptr;       ///< [rows, x_stride]
-  const float* weight = nullptr;  ///< [width]; null: x alone is converted
-  void* out = nullptr;            ///< [rows, out_stride] of the kernel's type
+  const float* x = nullptr;            ///< [any, x_stride]
+  const std::int32_t* rows = nullptr;  ///< [rows] of x; negative: zeros; null: all in order
+  const float* weight = nullptr;       ///< [width]; null: x alone is converted
+  void* out = nullptr;                 ///< [rows, out_stride] of the kernel's type
   std::int64_t x_stride = 0;
   std::int64_t out_stride = 0;  ///< what lies between width and here is set to zero
   std::int64_t width = 0;
@@ -27,7 +28,9 @@ struct RmsNorm {
 
   template <class Block>
   SPECRT_KERNEL static void run(const Block& block, Shared& shared, const Args& args) {
-    const float* x = args.x + block.x() * args.x_stride;
+    const std::int64_t row = args.rows == nullptr ? block.x() : args.rows[block.x()];
+    const bool there = row >= 0;
+    const float* x = args.x + (there ? row : 0) * args.x_stride;
     T* out = static_cast<T*>(args.out) + block.x() * args.out_stride;
     float scale = 1.0f;
     if (args.weight != nullptr) {
@@ -40,7 +43,8 @@ struct RmsNorm {
     }
     for (std::int64_t i = block.thread(); i < args.out_stride; i += kThreads) {
       float value = 0.0f;
-      if (i < args.width) value = args.weight == nullptr ? x[i] : x[i] * scale * args.weight[i];
+      if (there && i < args.width)
+        value = args.weight == nullptr ? x[i] : x[i] * scale * args.weight[i];
       out[i] = from_float<T>(value);
     }
   }

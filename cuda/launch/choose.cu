@@ -3,6 +3,10 @@
 
 namespace specrt::cuda {
 
+void find_tops(const ChooseArgs& args, std::int64_t rows, Stream stream) {
+  launch<FindTops>({args.chunks, rows}, args, stream);
+}
+
 void choose(const ProcessArgs& process, const ChooseArgs& args, std::int64_t rows, Stream stream) {
   launch<ProcessLogits>({rows}, process, stream);
   launch<FindTops>({args.chunks, rows}, args, stream);

@@ -1,3 +1,4 @@
+#include <cstring>
 #include <utility>
 
 #include "device.h"
@@ -35,10 +36,32 @@ void check(cudaError_t status, const char* what) {
   (void)cudaGetLastError();
   const std::string text = std::string("[cuda] ") + what + ": " + cudaGetErrorString(status);
   if (status == cudaErrorMemoryAllocation) throw CapacityError(text + "; the engine can go on");
-  // An error of a kernel stays with the context: whatever is asked next fails too.
-  const bool sticky = cudaDeviceSynchronize() != cudaSuccess;
-  throw InternalError(text + (sticky ? "; the device cannot be used any more by this process"
-                                     : "; the engine can go on"));
+  // An error of a kernel stays with the context: whatever is asked next fails too. While a stream
+  // is captured the question itself is refused, which says nothing.
+  const cudaError_t after = cudaDeviceSynchronize();
+  (void)cudaGetLastError();
+  const bool usable = after == cudaSuccess || after == cudaErrorStreamCaptureUnsupported ||
+                      after == cudaErrorStreamCaptureImplicit;
+  throw DeviceError(
+      text + (usable ? "; the engine can go on" : "; this process cannot use the device any more"),
+      usable);
+}
+
+void use_device(int device) {
+  int count = 0;
+  check(cudaGetDeviceCount(&count), "device");
+  if (device < 0 || device >= count) {
+    throw InvalidArgument(expected_got("device", "one of " + std::to_string(count) + " GPUs",
+                                       "cuda:" + std::to_string(device)));
+  }
+  check(cudaSetDevice(device), "device");
+}
+
+DeviceRoom device_room() {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  check(cudaMemGetInfo(&free, &total), "memory");
+  return {static_cast<std::int64_t>(free), static_cast<std::int64_t>(total)};
 }
 
 int architecture_of(int device) {
@@ -59,7 +82,9 @@ DeviceBuffer::DeviceBuffer(std::size_t bytes) : size_(bytes) {
   void* data = nullptr;
   check(cudaMalloc(&data, bytes), "memory");
   data_ = static_cast<std::byte*>(data);
+  // On the default stream, for which streams of their own do not wait.
   check(cudaMemset(data_, 0, bytes), "memory");
+  check(cudaStreamSynchronize(nullptr), "memory");
 }
 
 DeviceBuffer::~DeviceBuffer() {
@@ -76,12 +101,100 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   return *this;
 }
 
+HostBuffer::HostBuffer(std::size_t bytes) : size_(bytes) {
+  if (bytes == 0) return;
+  void* data = nullptr;
+  check(cudaHostAlloc(&data, bytes, cudaHostAllocDefault), "pinned memory");
+  data_ = static_cast<std::byte*>(data);
+  std::memset(data_, 0, bytes);
+}
+
+HostBuffer::~HostBuffer() {
+  if (data_ != nullptr) (void)cudaFreeHost(data_);
+}
+
+HostBuffer::HostBuffer(HostBuffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+HostBuffer& HostBuffer::operator=(HostBuffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+OwnStream::OwnStream() {
+  check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
+}
+
+OwnStream::~OwnStream() {
+  if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+}
+
+Event::Event() {
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
+  event_ = event;
+}
+
+Event::~Event() {
+  if (event_ != nullptr) (void)cudaEventDestroy(static_cast<cudaEvent_t>(event_));
+}
+
+void Event::record(Stream stream) {
+  check(cudaEventRecord(static_cast<cudaEvent_t>(event_), stream), "event");
+}
+
+void Event::wait() { check(cudaEventSynchronize(static_cast<cudaEvent_t>(event_)), "a kernel"); }
+
+Graph::~Graph() {
+  if (graph_ != nullptr) (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph_));
+}
+
+Graph::Graph(Graph&& other) noexcept : graph_(std::exchange(other.graph_, nullptr)) {}
+
+Graph& Graph::operator=(Graph&& other) noexcept {
+  std::swap(graph_, other.graph_);
+  return *this;
+}
+
+void Graph::launch(Stream stream) const {
+  check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_), stream), "graph");
+}
+
+void begin_capture(Stream stream) {
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+}
+
+Graph end_capture(Stream stream) {
+  cudaGraph_t recorded = nullptr;
+  check(cudaStreamEndCapture(stream, &recorded), "capture");
+  cudaGraphExec_t executable = nullptr;
+  const cudaError_t status = cudaGraphInstantiate(&executable, recorded, 0);
+  (void)cudaGraphDestroy(recorded);
+  check(status, "graph");
+  Graph graph;
+  graph.graph_ = executable;
+  return graph;
+}
+
+void abandon_capture(Stream stream) noexcept {
+  cudaGraph_t recorded = nullptr;
+  if (cudaStreamEndCapture(stream, &recorded) == cudaSuccess && recorded != nullptr) {
+    (void)cudaGraphDestroy(recorded);
+  }
+  (void)cudaGetLastError();
+}
+
 void copy_to_device(void* to, const void* from, std::size_t bytes, Stream stream) {
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "copy");
 }
 
 void copy_to_host(void* to, const void* from, std::size_t bytes, Stream stream) {
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream), "copy");
+}
+
+void fill(void* to, int byte, std::size_t bytes, Stream stream) {
+  check(cudaMemsetAsync(to, byte, bytes, stream), "memory");
 }
 
 void synchronize(Stream stream) { check(cudaStreamSynchronize(stream), "a kernel"); }

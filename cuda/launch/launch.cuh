@@ -8,11 +8,11 @@
 
 #include "device.h"
 #include "simt/block.h"
-#include "specrt/error.h"
+#include "specrt/device_error.h"
 
 namespace specrt::cuda {
 
-/// Throws where `status` is an error: CapacityError for memory, InternalError for the rest, which
+/// Throws where `status` is an error: CapacityError for memory, DeviceError for the rest, which
 /// says whether the device can be used further.
 void check(cudaError_t status, const char* what);
 

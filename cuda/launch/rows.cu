@@ -7,6 +7,29 @@ void embed(Type type, const EmbedArgs& args, std::int64_t rows, Stream stream) {
   by_type(type == Type::bf16, [&](auto t) { launch<Embed<decltype(t)>>({rows}, args, stream); });
 }
 
+void embed_packed(Type type, Stored stored, const EmbedPackedArgs& args, std::int64_t rows,
+                  Stream stream) {
+  by_type(type == Type::bf16, [&](auto t) {
+    using T = decltype(t);
+    if (stored == Stored::plain) {
+      launch<EmbedPacked<T, Stored::plain>>({rows}, args, stream);
+    } else if (stored == Stored::int8) {
+      launch<EmbedPacked<T, Stored::int8>>({rows}, args, stream);
+    } else {
+      throw InternalError(expected_got("embedding", "a plain or int8 table", "int4"));
+    }
+  });
+}
+
+void add_block(const AddBlockArgs& args, std::int64_t rows, Stream stream) {
+  launch<AddBlock>({rows}, args, stream);
+}
+
+void finish_logits(const FinishLogitsArgs& args, std::int64_t rows, Stream stream) {
+  constexpr std::int64_t kThreads = FinishLogits::kThreads;
+  launch<FinishLogits>({(args.vocab + kThreads - 1) / kThreads, rows}, args, stream);
+}
+
 void rms_norm(Type type, const RmsNormArgs& args, std::int64_t rows, Stream stream) {
   by_type(type == Type::bf16, [&](auto t) { launch<RmsNorm<decltype(t)>>({rows}, args, stream); });
 }

@@ -104,23 +104,25 @@ class HostBlock {
     // Lane 4 g + c has rows g and g + 8 of a and d, column g of b; see PTX, "mma.m16n8k16".
     const int g = thread() % kWarp / 4;
     const int c = thread() % kWarp % 4;
-    const auto word = [&](int lane, int at) {
+    float x[2][16];
+    float y[2][16];
+    const auto take = [&](float* to, int lane, int at) {
       std::uint32_t value;
       std::memcpy(&value, static_cast<const std::uint32_t*>(fibres_->left_by(lane)) + at,
                   sizeof value);
-      return value;
+      to[0] = to_float(T{static_cast<std::uint16_t>(value)});
+      to[1] = to_float(T{static_cast<std::uint16_t>(value >> 16)});
     };
-    for (int i = 0; i < 4; ++i) {
-      const int row = i < 2 ? 0 : 1;
-      const int column = 2 * c + i % 2;
-      for (int k = 0; k < 16; ++k) {
-        const int lane = k % 8 / 2;
-        const std::uint32_t x = word(4 * g + lane, row + 2 * (k / 8));
-        const std::uint32_t y = word(4 * column + lane, 4 + k / 8);
-        const int shift = k % 2 * 16;
-        d[i] = __builtin_fmaf(to_float(T{static_cast<std::uint16_t>(x >> shift)}),
-                              to_float(T{static_cast<std::uint16_t>(y >> shift)}), d[i]);
+    for (int i = 0; i < 2; ++i) {
+      for (int half = 0; half < 2; ++half) {
+        for (int lane = 0; lane < 4; ++lane) {
+          take(x[i] + 8 * half + 2 * lane, 4 * g + lane, i + 2 * half);
+          take(y[i] + 8 * half + 2 * lane, 4 * (2 * c + i) + lane, 4 + half);
+        }
       }
+    }
+    for (int i = 0; i < 4; ++i) {
+      for (int k = 0; k < 16; ++k) d[i] = __builtin_fmaf(x[i / 2][k], y[i % 2][k], d[i]);
     }
   }
   void load_transposed(std::uint32_t (&r)[4], const void* row) const {

@@ -22,4 +22,8 @@ SPECRT_API bool cuda_built();
 /// library was built without CUDA.
 SPECRT_API std::vector<CudaDevice> cuda_devices();
 
+/// Bytes of a GPU's memory that nobody has taken. Throws as cuda_devices() does, and
+/// InvalidArgument where there is no such GPU.
+SPECRT_API std::int64_t cuda_free_memory(int device);
+
 }  // namespace specrt

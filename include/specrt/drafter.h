@@ -134,6 +134,7 @@ struct SPECRT_API DraftModelOptions {
   int threads = 0;
   std::shared_ptr<ThreadTeam> team;  ///< null: one of its own; the decoder's is best
   std::string cpu_isa = "auto";
+  std::string device = "cpu";  ///< as DecoderOptions has it
 };
 
 /// The target's first `layers` layers draft a chain under its own norm and head (Zhang et al.

@@ -4,6 +4,7 @@
 #include "specrt/cpu.h"
 #include "specrt/cuda.h"
 #include "specrt/decoder.h"
+#include "specrt/device_error.h"
 #include "specrt/draft_tree.h"
 #include "specrt/drafter.h"
 #include "specrt/error.h"

@@ -16,6 +16,9 @@ void bind_cuda(py::module_& module) {
   module.def("cuda_devices", &cuda_devices,
              "The GPUs of this machine, none where there is no driver. Raises UnsupportedError "
              "where specrt was built without CUDA.");
+  module.def("cuda_free_memory", &cuda_free_memory, py::arg("device"),
+             "Bytes of a GPU's memory that nobody has taken. Raises as cuda_devices() does, and "
+             "InvalidArgumentError where there is no such GPU.");
 }
 
 }  // namespace specrt::python

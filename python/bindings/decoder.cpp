@@ -18,7 +18,7 @@ DecoderOptions make_options(std::int64_t kv_cache_bytes, std::int64_t max_model_
                             const std::string& kv_cache_dtype, bool enable_prefix_caching,
                             std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa,
                             bool check_invariants, std::vector<std::int64_t> feature_layers,
-                            bool feature_normed) {
+                            bool feature_normed, const std::string& device = "cpu") {
   auto options =
       cache_options<DecoderOptions>(kv_cache_bytes, max_model_len, max_batch_size, max_rows,
                                     block_size, kv_cache_dtype, enable_prefix_caching);
@@ -26,6 +26,7 @@ DecoderOptions make_options(std::int64_t kv_cache_bytes, std::int64_t max_model_
   options.features.normed = feature_normed;
   options.team = std::move(team);
   options.cpu_isa = cpu_isa;
+  options.device = device;
   options.check_invariants = check_invariants;
   return options;
 }
@@ -192,17 +193,18 @@ void bind_decoder(py::module_& module) {
       [](const ModelConfig& config, const std::string& dtype, std::int64_t kv_cache_bytes,
          std::int64_t max_model_len, int max_batch_size, int max_rows, int block_size,
          const std::string& kv_cache_dtype, bool enable_prefix_caching,
-         std::vector<std::int64_t> feature_layers, bool feature_normed) {
-        return memory_of(config, precision_from_name(dtype),
-                         make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows,
-                                      block_size, kv_cache_dtype, enable_prefix_caching, nullptr,
-                                      "auto", false, std::move(feature_layers), feature_normed));
+         std::vector<std::int64_t> feature_layers, bool feature_normed, const std::string& device) {
+        return memory_of(
+            config, precision_from_name(dtype),
+            make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
+                         kv_cache_dtype, enable_prefix_caching, nullptr, "auto", false,
+                         std::move(feature_layers), feature_normed, device));
       },
       py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("kv_cache_bytes"),
       py::arg("max_model_len"), py::arg("max_batch_size"), py::arg("max_rows"),
       py::arg("block_size"), py::arg("kv_cache_dtype") = "auto", py::arg("enable_prefix_caching"),
       py::arg("feature_layers") = std::vector<std::int64_t>(), py::arg("feature_normed") = false,
-      "What a Decoder of these options takes, before it is made.");
+      py::arg("device") = "cpu", "What a Decoder of these options takes, before it is made.");
   module.def(
       "kv_cache_bytes_for",
       [](const ModelConfig& config, const std::string& dtype, std::int64_t max_model_len,
@@ -226,11 +228,11 @@ void bind_decoder(py::module_& module) {
                       const std::string& kv_cache_dtype, bool enable_prefix_caching,
                       std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa,
                       bool check_invariants, std::vector<std::int64_t> feature_layers,
-                      bool feature_normed) {
+                      bool feature_normed, const std::string& device) {
             const DecoderOptions options =
                 make_options(kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
                              kv_cache_dtype, enable_prefix_caching, std::move(team), cpu_isa,
-                             check_invariants, std::move(feature_layers), feature_normed);
+                             check_invariants, std::move(feature_layers), feature_normed, device);
             const py::gil_scoped_release released;
             return std::make_unique<Decoder>(model, options);
           }),
@@ -239,7 +241,7 @@ void bind_decoder(py::module_& module) {
           py::arg("kv_cache_dtype") = "auto", py::arg("enable_prefix_caching"), py::arg("team"),
           py::arg("cpu_isa"), py::arg("check_invariants"),
           py::arg("feature_layers") = std::vector<std::int64_t>(),
-          py::arg("feature_normed") = false,
+          py::arg("feature_normed") = false, py::arg("device") = "cpu",
           "feature_layers, feature_normed: the target's hidden states that drafters may read: the\n"
           "residual stream as it enters these layers, and the final norm's output.")
       .def(

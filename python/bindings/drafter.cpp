@@ -170,12 +170,14 @@ void bind_drafter(py::module_& module) {
          const std::string& kv_cache_dtype, bool enable_prefix_caching,
          std::optional<std::pair<std::vector<TokenId>, std::vector<std::vector<TokenId>>>>
              vocabulary,
-         std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa, bool check_invariants) {
+         std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa, const std::string& device,
+         bool check_invariants) {
         auto options = cache_options<DraftModelOptions>(kv_cache_bytes, max_model_len,
                                                         max_batch_size, max_rows, block_size,
                                                         kv_cache_dtype, enable_prefix_caching);
         options.team = std::move(team);
         options.cpu_isa = cpu_isa;
+        options.device = device;
         options.check_invariants = check_invariants;
         std::shared_ptr<VocabularyMap> map;
         if (vocabulary) {
@@ -190,7 +192,7 @@ void bind_drafter(py::module_& module) {
       py::arg("max_model_len"), py::arg("max_batch_size"), py::arg("max_rows"),
       py::arg("block_size"), py::arg("kv_cache_dtype") = "auto", py::arg("enable_prefix_caching"),
       py::arg("vocabulary") = py::none(), py::arg("team"), py::arg("cpu_isa"),
-      py::arg("check_invariants") = false);
+      py::arg("device") = "cpu", py::arg("check_invariants") = false);
 
   module.def("make_layers_drafter", &make_layers_drafter, py::arg("target"), py::kw_only(),
              py::arg("layers"), py::arg("cpu_isa"),

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "bindings.h"
+#include "specrt/device_error.h"
 #include "specrt/error.h"
 
 namespace specrt::python {
@@ -42,6 +43,8 @@ void bind_errors(py::module_&) {
       raise("CapacityError", error);
     } catch (const NumericError& error) {
       raise("NumericError", error);
+    } catch (const DeviceError& error) {
+      raise("DeviceError", error);
     } catch (const InternalError& error) {
       raise("InternalError", error);
     } catch (const Error& error) {

@@ -10,6 +10,7 @@ from .engine import Engine
 from .engine_metrics import Distribution, EngineMetrics
 from .errors import (
     CapacityError,
+    DeviceError,
     InternalError,
     InvalidArgumentError,
     LoadError,
@@ -29,6 +30,7 @@ from .text import Tokenizer
 __all__ = [
     "CapacityError",
     "Completion",
+    "DeviceError",
     "Distribution",
     "DraftTree",
     "Drafter",

@@ -662,6 +662,7 @@ class Decoder:
         check_invariants: bool,
         feature_layers: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         feature_normed: bool = False,
+        device: str = "cpu",
     ) -> None:
         """
         feature_layers, feature_normed: the target's hidden states that drafters may read: the
@@ -876,6 +877,12 @@ def cuda_devices() -> list[CudaDevice]:
     """
 
 
+def cuda_free_memory(device: typing.SupportsInt | typing.SupportsIndex) -> int:
+    """
+    Bytes of a GPU's memory that nobody has taken. Raises as cuda_devices() does, and InvalidArgumentError where there is no such GPU.
+    """
+
+
 def default_thread_count() -> int:
     """
     Cores that this process may use: affinity mask, then cgroup quota.
@@ -1014,6 +1021,7 @@ def make_model_drafter(
     | None = None,
     team: ThreadTeam,
     cpu_isa: str,
+    device: str = "cpu",
     check_invariants: bool = False,
 ) -> CoreDrafter: ...
 def make_ngram_drafter(
@@ -1105,6 +1113,7 @@ def memory_of(
     enable_prefix_caching: bool,
     feature_layers: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
     feature_normed: bool = False,
+    device: str = "cpu",
 ) -> MemoryUse:
     """
     What a Decoder of these options takes, before it is made.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, NoReturn
+from typing import Any
 
 from . import _core
 from ._core import StaticTree
 from .drafters import AnyDrafter, Drafter, DraftModel
-from .errors import InvalidArgumentError, UnsupportedError
+from .errors import InvalidArgumentError
 from .loaded import Opened, open_target
-from .planning import Sizes
+from .planning import Sizes, resolve_device
 from .speculation import POLICIES, VERIFICATIONS, check_name
 from .text import VocabularyMap, map_vocabulary
 
@@ -24,24 +24,11 @@ __all__ = [
 ]
 
 
-def refuse_cuda(device: str) -> NoReturn:
-    """Raises UnsupportedError with what stands in the way of this device."""
-    if not _core.cuda_devices():  # raises where the build has no CUDA
-        raise UnsupportedError(f"[device] expected an NVIDIA GPU for {device!r}, got none here")
-    raise UnsupportedError(
-        f"[device] expected 'auto' or 'cpu', got {device!r}: Engine does not drive this build's "
-        "CUDA kernels yet"
-    )
-
-
 def check_options(
     *, device: Any, verification: Any, policy: Any, cpu_isa: Any, **flags: Any
-) -> str:
-    """The instruction-set level to run. Raises as `Engine` does."""
-    if device not in ("auto", "cpu"):
-        if isinstance(device, str) and (device == "cuda" or device.startswith("cuda:")):
-            refuse_cuda(device)
-        raise InvalidArgumentError(f"[device] expected 'auto' or 'cpu', got {device!r}")
+) -> tuple[str, str]:
+    """Device and instruction-set level to run. Raises as `Engine` does."""
+    on = resolve_device(device)
     check_name("verification", verification, VERIFICATIONS)
     check_name("policy", policy, POLICIES)
     for name, flag in flags.items():
@@ -49,7 +36,7 @@ def check_options(
             raise InvalidArgumentError(f"[{name}] expected True or False, got {flag!r}")
     if not isinstance(cpu_isa, str):
         raise InvalidArgumentError(f"[cpu_isa] expected a level's name, got {cpu_isa!r}")
-    return _core.resolve_cpu_isa(cpu_isa)
+    return on, _core.resolve_cpu_isa(cpu_isa)
 
 
 def draft_tokens_of(spec: AnyDrafter | None, asked: Any, tree: StaticTree | None = None) -> int:

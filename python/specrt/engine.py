@@ -95,7 +95,10 @@ class Engine:
         drafter: None, "ngram", "suffix", "self", "mtp", a smaller model given like the target, a
             folder or hub id of an EAGLE or Medusa head, or an object of `specrt.drafters`.
         tokenizer: a Hugging Face tokenizer, or where to load one; None takes the target's own.
-        device: "auto" or "cpu".
+        device: "auto" (the CPU), "cpu", "cuda" or "cuda:N": an NVIDIA GPU, in a build with CUDA. It
+            takes dtypes "bfloat16", "int8" and "int4", a bfloat16 KV cache, and drafters that read
+            no hidden states of the target; what it does not take is refused by name. No GPU has run
+            it so far: see README.
         dtype: of weights: "float32", "bfloat16", "int8" or "int4" (the weights alone), or "w8a8"
             (int8 activations too). "auto" is float32 for float32 checkpoints, else bfloat16.
         threads: None takes the cores that this process may use.
@@ -160,7 +163,7 @@ class Engine:
         Raises InvalidArgumentError, UnsupportedError, LoadError or CapacityError before any weight
         is read, wherever headers tell; LoadError for damaged data.
         """
-        isa = check_options(
+        on, isa = check_options(
             device=device,
             verification=verification,
             policy=policy,
@@ -218,11 +221,12 @@ class Engine:
                 kv_cache_dtype=kv_cache_dtype,
                 enable_prefix_caching=enable_prefix_caching,
                 features=part.features if part is not None else Features(),
+                device=on,
             )
             if verification != "coupled" and spec is not None:
                 check_full_drafts(sizes, draft_tokens, verification)
             fixed = part.fixed if part is not None else None
-            check_room(plan_memory(opened.shape, shape, sizes, fixed))
+            check_room(plan_memory(opened.shape, shape, sizes, fixed), on)
             if part is not None:
                 part.load()
             model = opened.load()
@@ -275,6 +279,7 @@ class Engine:
         self.dtype: str = opened.shape.dtype
         self.kv_cache_dtype: str = _core.resolve_kv_cache_dtype(kv_cache_dtype, self.dtype)
         self.max_model_len: int = sizes.max_model_len
+        self.device: str = on
         self.cpu_isa: str = isa
         self.threads: int = team.size
         if self_test and drafting is not None and is_head(spec) and self._tokenizer:

@@ -6,6 +6,7 @@ import queue
 
 __all__ = [
     "CapacityError",
+    "DeviceError",
     "InternalError",
     "InvalidArgumentError",
     "LoadError",
@@ -33,7 +34,7 @@ class UnsupportedError(SpecrtError, NotImplementedError):
 
 
 class CapacityError(SpecrtError, MemoryError):
-    """The request can never fit in the memory it was given."""
+    """The request can never fit in the memory it was given, or a GPU has too little left for it."""
 
 
 class QueueFullError(SpecrtError, queue.Full):
@@ -42,6 +43,13 @@ class QueueFullError(SpecrtError, queue.Full):
 
 class NumericError(SpecrtError, ArithmeticError):
     """A computation produced a value that no correct model produces, such as NaN logits."""
+
+
+class DeviceError(SpecrtError, RuntimeError):
+    """A GPU failed, and what was running on it is lost.
+
+    The text says whether this process can use the GPU further.
+    """
 
 
 class InternalError(SpecrtError, RuntimeError):

@@ -72,6 +72,7 @@ class Frame:
             **sizes.options(sizes.drafter_kv_cache_bytes, sizes.drafter_max_model_len),
             "team": self.team,
             "cpu_isa": self.isa,
+            "device": self.sizes.device,
             "check_invariants": self.check_invariants,
         }
 

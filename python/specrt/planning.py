@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from .drafters import MTP, AnyDrafter, DraftModel, Eagle, Medusa, SelfDraft, model_part_of, resolve
-from .errors import CapacityError, InvalidArgumentError, LoadError
+from .errors import CapacityError, InvalidArgumentError, LoadError, UnsupportedError
 from .loading import Checkpoint, ModelFields, open_checkpoint
 from .loading.checkpoint import resolve_dtype
 from .system import available_memory
@@ -103,12 +104,15 @@ class Sizes:
     drafter_kv_cache_bytes: int
     drafter_max_model_len: int
     features: Features = Features()
+    device: str = "cpu"
+    """Or "cuda:N"."""
 
     def target_options(self) -> dict[str, Any]:
         """Keyword arguments of the core's functions, for the target."""
         return {
             **self.options(self.target_kv_cache_bytes, self.max_model_len),
             **self.features.options(),
+            "device": self.device,
         }
 
     def options(self, kv_cache_bytes: int, max_model_len: int) -> dict[str, Any]:
@@ -195,6 +199,7 @@ def plan_sizes(
     kv_cache_dtype: str,
     enable_prefix_caching: bool,
     features: Features | None = None,
+    device: str = "cpu",
 ) -> Sizes:
     """Split `kv_cache_bytes` so that target and draft model hold the same number of tokens.
 
@@ -260,7 +265,7 @@ def plan_sizes(
     most = -(-length // block_size) * max_batch_size
     budget = kv_cache_bytes
     if budget is None:
-        room = available_memory()
+        room = room_on(device)
         budget = both(most) if room is None else min(both(most), max(room // 4, both(1)))
     elif enable_prefix_caching:
         most += budget // block
@@ -281,7 +286,37 @@ def plan_sizes(
         drafter_kv_cache_bytes=needed(drafter, drafter_length, blocks),
         drafter_max_model_len=drafter_length,
         features=features or Features(),
+        device=device,
     )
+
+
+def resolve_device(device: Any) -> str:
+    """ "cpu" or "cuda:N". Raises InvalidArgumentError for a name that is none, or no GPU's here.
+
+    Raises UnsupportedError with what stands in the way of a GPU. "auto" is the CPU: nothing of the
+    CUDA side has been proved on hardware.
+    """
+    if device in ("auto", "cpu"):
+        return "cpu"
+    named = re.fullmatch(r"cuda(?::(\d{1,4}))?", device) if isinstance(device, str) else None
+    if named is None:
+        raise InvalidArgumentError(
+            f"[device] expected 'auto', 'cpu', 'cuda' or 'cuda:N', got {device!r}"
+        )
+    found = _core.cuda_devices()  # raises where the build has no CUDA
+    if not found:
+        raise UnsupportedError(f"[device] expected an NVIDIA GPU for {device!r}, got none here")
+    number = int(named[1] or 0)
+    if number >= len(found):
+        raise InvalidArgumentError(f"[device] expected one of {len(found)} GPUs, got {device!r}")
+    return f"cuda:{number}"
+
+
+def room_on(device: str) -> int | None:
+    """Bytes that may still be taken of a device's memory; None where nobody says."""
+    if device == "cpu":
+        return available_memory()
+    return _core.cuda_free_memory(int(device.removeprefix("cuda:")))
 
 
 def _most_blocks(needed: Callable[[int], int], most: int, budget: int) -> int:
@@ -353,9 +388,11 @@ def plan_memory(
                 **drafter.options(),
             )
         else:
-            other = _core.memory_of(drafter.config, drafter.dtype, **options)
+            other = _core.memory_of(drafter.config, drafter.dtype, **options, device=sizes.device)
     weights = other.weights if other else 0
-    if isinstance(drafter, ModelShape) and drafter.own_weights is not None:
+    # A GPU has them all anew.
+    shares = sizes.device == "cpu"
+    if isinstance(drafter, ModelShape) and drafter.own_weights is not None and shares:
         weights = drafter.own_weights
     return MemoryPlan(
         target_weights=own.weights,
@@ -390,9 +427,9 @@ def cache_tokens(target: ModelShape, sizes: Sizes) -> int:
     return (sizes.target_kv_cache_bytes - needed(0)) // block * sizes.block_size
 
 
-def check_room(wanted: MemoryPlan) -> None:
+def check_room(wanted: MemoryPlan, device: str = "cpu") -> None:
     """Raise CapacityError where weights and workspace cannot fit into what is available."""
-    room = available_memory()
+    room = room_on(device)
     need = wanted.total
     if room is not None and need > room:
         raise CapacityError(
@@ -414,8 +451,12 @@ def plan(
     kv_cache_dtype: str = "auto",
     enable_prefix_caching: bool = True,
     num_speculative_tokens: int | None = None,
+    device: str = "auto",
 ) -> MemoryPlan:
-    """What `Engine` with the same arguments takes, from headers alone; no weight is read."""
+    """What `Engine` with the same arguments takes, from headers alone; no weight is read.
+
+    With device "cuda" it is the GPU's memory.
+    """
     from .assembly import draft_tokens_of
     from .heads import open_head
 
@@ -461,6 +502,7 @@ def plan(
         kv_cache_dtype=kv_cache_dtype,
         enable_prefix_caching=enable_prefix_caching,
         features=features,
+        device=resolve_device(device),
     )
     return plan_memory(shape, drafter_shape, sizes, fixed)
 

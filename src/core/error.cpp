@@ -1,5 +1,7 @@
 #include "specrt/error.h"
 
+#include "specrt/device_error.h"
+
 namespace specrt {
 
 Error::Error(const std::string& message) : std::runtime_error(message) {}
@@ -12,6 +14,7 @@ LoadError::~LoadError() = default;
 UnsupportedError::~UnsupportedError() = default;
 CapacityError::~CapacityError() = default;
 NumericError::~NumericError() = default;
+DeviceError::~DeviceError() = default;
 InternalError::~InternalError() = default;
 
 std::string expected_got(const std::string& what, const std::string& expected,

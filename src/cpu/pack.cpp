@@ -233,6 +233,35 @@ void unpack_row(const void* packed, Precision precision, std::int64_t k, std::in
   }
 }
 
+void unpack_codes(const void* packed, Precision precision, std::int64_t k, std::int64_t row,
+                  std::int8_t* codes, std::uint16_t* scales, std::uint16_t* minima) {
+  const char* panel = static_cast<const char*>(packed) + row / kPanel * panel_bytes(k, precision);
+  const std::int64_t lane = row % kPanel;
+  if (precision != Precision::int4) {
+    for (std::int64_t c = 0; c < k; ++c) {
+      codes[c] = static_cast<std::int8_t>(panel[place(lane, c, precision)]);
+    }
+    return;
+  }
+  for (std::int64_t group = 0; group < specrt::cpu::packed::steps_of(k); ++group) {
+    const char* at = panel + scale_place4(lane, group);
+    std::memcpy(scales + group, at, sizeof *scales);
+    std::memcpy(minima + group, at + kPanel * 2, sizeof *minima);
+  }
+  for (std::int64_t c = 0; c < k; ++c) {
+    bool high = false;
+    const auto byte = static_cast<unsigned char>(panel[place4(lane, c, high)]);
+    codes[c] = static_cast<std::int8_t>(high ? byte >> 4 : byte & 15);
+  }
+}
+
+float unpack_scale(const void* packed, Precision precision, std::int64_t k, std::int64_t row) {
+  const char* panel = static_cast<const char*>(packed) + row / kPanel * panel_bytes(k, precision);
+  float scale = 0.0f;
+  std::memcpy(&scale, panel + row % kPanel * 4, sizeof scale);
+  return scale;
+}
+
 float bf16_to_float(std::uint16_t value) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(value) << 16);
 }

@@ -35,6 +35,13 @@ void pack_codes(const QuantisedTensor& tensor, std::int64_t n, std::int64_t k,
 void unpack_row(const void* packed, Precision precision, std::int64_t k, std::int64_t row,
                 float* out);
 
+/// Reads row `row` of a packed matrix of int8, w8a8 or int4 back as it is: codes [k] and, of int4,
+/// scales and minima [steps_of(k)] as fp16.
+void unpack_codes(const void* packed, Precision precision, std::int64_t k, std::int64_t row,
+                  std::int8_t* codes, std::uint16_t* scales, std::uint16_t* minima);
+/// The row's scale, or an int4 row's kind (kernels.h).
+float unpack_scale(const void* packed, Precision precision, std::int64_t k, std::int64_t row);
+
 /// bf16 <-> f32; rounding is to nearest even, NaN stays NaN.
 float bf16_to_float(std::uint16_t value);
 std::uint16_t float_to_bf16(float value);

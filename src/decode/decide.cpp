@@ -279,7 +279,8 @@ void Decoder::Impl::choose_best(Sequence& s, const cpu::ArgMax& best, std::int64
 void Decoder::Impl::walk(bool best_only) {
   logit_rows.clear();
   const auto concerned = [&](const Sequence& s) {
-    return s.in_pass && s.finish == Finish::none && s.wants_best_only() == best_only;
+    return s.in_pass && s.finish == Finish::none && !s.on_device &&
+           s.wants_best_only() == best_only;
   };
   for (const auto& s : live) {
     if (!concerned(*s)) continue;
@@ -333,6 +334,39 @@ void Decoder::Impl::walk(bool best_only) {
     }
     for (const auto& s : live) {
       while (waits_here(*s)) choose(*s, logits.subspan(place_of(*s) * vocab, vocab));
+    }
+  }
+}
+
+// Puts the pass on the GPU's stream, and behind it what the GPU decides by itself.
+void Decoder::Impl::launch_on_device() {
+  launched = std::chrono::steady_clock::now();
+  runner.forward();
+  cuda_walk->begin();
+  for (const auto& s : live) {
+    if (s->on_device && s->finish == Finish::none) cuda_walk->add(*s);
+  }
+  if (!cuda_walk->empty()) cuda_walk->launch();
+}
+
+// What it has decided, entered here as if it had been decided here.
+void Decoder::Impl::walk_on_device() {
+  cuda_walk->wait();
+  std::size_t index = 0;
+  for (const auto& s : live) {
+    if (!s->on_device || s->finish != Finish::none) continue;
+    const CudaWalk::Verdict verdict = cuda_walk->verdict(index++);
+    for (std::size_t i = 0; i < verdict.tokens.size(); ++i) {
+      take(*s, verdict.tokens[i], i < verdict.path.size() ? verdict.path[i] : -1);
+    }
+    if (verdict.end == cuda::Walked::failed) {
+      const std::int32_t node = s->walk.node();
+      const std::int64_t row = node == DraftTree::kRoot ? s->root_row : s->tree_row + node;
+      choose(*s, runner.logits(std::span(&row, 1)));  // which says what is wrong
+    }
+    if (s->finish == Finish::none &&
+        static_cast<std::int32_t>(s->walk.end()) != static_cast<std::int32_t>(verdict.end)) {
+      throw InternalError("[verify] the device's walk ended otherwise than its tokens say");
     }
   }
 }

@@ -52,9 +52,18 @@ MemoryUse memory_of(const ModelConfig& config, Precision precision, const Decode
   require_cache(options);
   const RunnerOptions runner = runner_options(options, false);
   MemoryUse use;
-  use.weights = weight_bytes(config, precision);
+  if (const std::optional<int> device = cuda_device_of(options.device)) {
+    check_cuda(config, precision, runner);
+    use.weights = cuda_layout(config, precision, cuda::architecture_of(*device)).bytes;
+  } else {
+    use.weights = weight_bytes(config, precision);
+  }
   use.kv_cache = Runner::kv_layout(config, activation_dtype(precision), runner).bytes();
-  use.workspace = Runner::workspace_bytes(config, runner) + Chooser::bytes_for(config.vocab_size);
+  use.workspace = Runner::workspace_bytes(config, runner);
+  use.workspace +=
+      cuda_device_of(options.device)
+          ? CudaWalk::bytes(config.vocab_size, options.max_batch_size, options.max_rows)
+          : Chooser::bytes_for(config.vocab_size);
   return use;
 }
 
@@ -89,10 +98,15 @@ Decoder::Impl::Impl(const Model& model, const DecoderOptions& given)
       runner(model, runner_options(given, true)),
       chooser(runner.kernels(), model.config().vocab_size),
       weight_bytes(runner.memory().weights),
-      row_cost(row_cost_of(cpu_isa_from_name(runner.kernels().name))),
+      row_cost(runner.cuda() != nullptr ? kCudaRowCost
+                                        : row_cost_of(cpu_isa_from_name(runner.kernels().name))),
       head_share(head_share_of(model.config())),
       cost(cpu_isa_from_name(runner.kernels().name)) {
   progress.reserve(static_cast<std::size_t>(options.max_batch_size));
+  if (runner.cuda() != nullptr) {
+    cuda_walk =
+        std::make_unique<CudaWalk>(*runner.cuda(), options.max_batch_size, runner.max_rows());
+  }
 }
 
 Decoder::Decoder(const Model& model, const DecoderOptions& options) {
@@ -189,6 +203,7 @@ SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& p
   sequence->state =
       LogitsState(params, prompt, d.runner.config().vocab_size, std::move(constraint));
   d.find_features(*sequence);
+  if (d.cuda_walk != nullptr) d.cuda_walk->make_room(d.live, d.preempted, *sequence);
   if (drafter != nullptr) drafter->admit(sequence->id, prompt, max_length);
   try {
     d.enter(*sequence, d.positions_at_first(*sequence, reserve));
@@ -270,7 +285,9 @@ std::int64_t Decoder::draft_limit(SequenceId id, std::int64_t most) const {
 
 MemoryUse Decoder::memory() const {
   MemoryUse use = impl_->runner.memory();
-  use.workspace += Chooser::bytes_for(impl_->runner.config().vocab_size);
+  use.workspace += impl_->cuda_walk != nullptr
+                       ? impl_->cuda_walk->device_bytes()
+                       : Chooser::bytes_for(impl_->runner.config().vocab_size);
   return use;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "decode/choose.h"
+#include "decode/cuda_walk.h"
 #include "decode/ema_tiers.h"
 #include "decode/sequence.h"
 #include "model/runner.h"
@@ -25,6 +26,7 @@ struct Decoder::Impl {
   DecoderOptions options;
   Runner runner;
   Chooser chooser;
+  std::unique_ptr<CudaWalk> cuda_walk;  // null on the CPU
   const std::int64_t weight_bytes;
   const double row_cost;    // of one more row in a pass, as a share of a pass of one
   const double head_share;  // of a row's products, those with the output head
@@ -61,8 +63,9 @@ struct Decoder::Impl {
     Impl& impl_;
   };
 
-  double draft_seconds = 0;  // of the round under way
-  RoundTimes times;          // of the last finished round
+  double draft_seconds = 0;                        // of the round under way
+  std::chrono::steady_clock::time_point launched;  // where its pass is on a GPU already
+  RoundTimes times;                                // of the last finished round
   DecoderTotals totals;
   /// What is known of one drafter's drafts, from all sequences.
   struct DrafterRecord {
@@ -171,6 +174,8 @@ struct Decoder::Impl {
   void choose_best(Sequence& sequence, const cpu::ArgMax& best, std::int64_t row);
   void walk(bool best_only);
   void walk_all();
+  void launch_on_device();
+  void walk_on_device();
   void find_features(Sequence& sequence) const;
   void capture(Sequence& sequence);
   void note_features(Sequence& sequence);

@@ -37,11 +37,18 @@ class LogitsState {
   bool finished() const { return constraint_ != nullptr && constraint_->finished(); }
   TokenConstraint* constraint() const { return constraint_.get(); }
 
- private:
+  // For whoever does the same elsewhere (CudaWalk).
   struct Seen {
     bool in_prompt = false;
     std::int64_t in_output = 0;
   };
+  bool penalties() const { return penalties_; }
+  const std::unordered_map<TokenId, Seen>& seen() const { return seen_; }
+  std::span<const TokenId> tail() const { return tail_; }  ///< where there are bad words
+  std::int64_t generated() const { return generated_; }
+  std::span<const std::uint32_t> allowed() const { return allowed_; }
+
+ private:
   void penalise(std::span<float> logits) const;
   void mask(const cpu::Kernels& kernels, std::span<float> logits, TokenConstraint* constraint);
 

@@ -90,7 +90,8 @@ void Decoder::Impl::propose() {
     for (std::size_t i = first; i < last; ++i) {
       Sequence& s = *drafting[i];
       // The pass itself yields one token, so depths beyond tokens_left - 1 have no use.
-      requests.push_back({s.id, s.tokens, s.planned, std::min(s.planned, s.tokens_left() - 1),
+      requests.push_back({s.id, s.tokens, s.planned,
+                          std::min({s.planned, s.tokens_left() - 1, runner.max_draft_depth()}),
                           &s.params, s.thresholds.stop_above(), &s.state, &runner});
       drafts[i - first].clear();
     }
@@ -117,7 +118,7 @@ void Decoder::Impl::propose() {
         fail(s, "[drafter " + drafter->name() + "] " + error);
         continue;
       }
-      const std::int64_t depth = s.tokens_left() - 1;
+      const std::int64_t depth = std::min(s.tokens_left() - 1, runner.max_draft_depth());
       s.draft.prune(depth, s.planned);
       if (s.state.constraint() != nullptr && s.draft.draw() == Draw::deterministic) {
         try {
@@ -157,6 +158,7 @@ void Decoder::Impl::lay_out(Sequence& s) {
   s.tree_row = s.draft.empty() ? runner.rows() : runner.add_tree(s.id, s.draft);
   capture(s);
   if (!s.wants_choice) return;
+  s.on_device = cuda_walk != nullptr && s.decides_on_device();
   s.walk.start(s.tokens_left());
   if (s.verifies_block()) s.block.start(s.draft);
   if (s.verifies_typical()) s.typical.start(s.draft, s.params);
@@ -181,6 +183,7 @@ void Decoder::begin_round(const Plan& plan) {
     s->in_pass = false;
     s->prompt_rows = 0;
     s->wants_choice = false;
+    s->on_device = false;
     s->pruned = false;
     s->trimmed = -1.0;
     s->draft.clear();
@@ -212,6 +215,8 @@ void Decoder::begin_round(const Plan& plan) {
     Sequence& s = *d.by_id.at(item.id);
     if (s.in_pass && s.finish == Finish::none) d.lay_out(s);
   }
+  // A GPU works on it while the caller does something else.
+  if (d.cuda_walk != nullptr) d.launch_on_device();
   d.round_open = true;
 }
 
@@ -300,8 +305,12 @@ std::span<const Progress> Decoder::finish_round() {
     throw InvalidArgument("[finish_round] expected begin_round first, got no open round");
   d.round_open = false;
   const cpu::FpMode mode;
-  const auto start = Clock::now();
-  d.runner.forward();
+  const auto start = d.cuda_walk != nullptr ? d.launched : Clock::now();
+  if (d.cuda_walk != nullptr) {
+    d.walk_on_device();
+  } else {
+    d.runner.forward();
+  }
   const auto forward_done = Clock::now();
   d.walk_all();
   d.times = {d.runner.rows(), d.draft_seconds,

@@ -21,4 +21,7 @@ constexpr double row_cost_of(CpuIsa isa) {
   return 0.5;
 }
 
+/// The same on a GPU, by what its kernels are meant to reach; nobody has measured it.
+inline constexpr double kCudaRowCost = 0.005;
+
 }  // namespace specrt

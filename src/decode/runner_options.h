@@ -18,6 +18,7 @@ RunnerOptions shared_runner_options(const Options& options) {
   out.prefix_reuse = options.enable_prefix_caching;
   out.poison = options.check_invariants;
   out.cpu_isa = options.cpu_isa;
+  out.device = options.device;
   return out;
 }
 

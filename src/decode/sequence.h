@@ -45,6 +45,7 @@ struct Sequence {
   bool in_pass = false;
   std::int64_t prompt_rows = 0;  // prompt tokens in the pass
   bool wants_choice = false;     // its walk needs logits
+  bool on_device = false;        // its walk is the GPU's
   bool pruned = false;           // limits cut the draft short
   double trimmed = -1.0;         // a chain was cut at a node this likely to be accepted; -1: not
   DraftTree draft;
@@ -86,6 +87,14 @@ struct Sequence {
   bool wants_best_only() const {
     return params.greedy() && params.logprobs < 0 && !wants_prompt_logprobs() && state.neutral() &&
            !verifies_adasd();
+  }
+  /// Whether a GPU can decide it by itself. Follows from the request alone, so that who decides
+  /// does not depend on drafts or batches.
+  bool decides_on_device() const {
+    const bool coupled = params.greedy() || params.verification == Verification::coupled;
+    return coupled && params.logprobs < 0 && params.prompt_logprobs < 0 &&
+           state.constraint() == nullptr && params.speculation.policy != Policy::adasd &&
+           !params.speculation.synthetic();
   }
   bool wants_prompt_logprobs() const {
     return params.prompt_logprobs >= 0 && !prompt_told && prefilling();

@@ -266,6 +266,11 @@ void Runner::plan_attention() {
 
 void Runner::forward(std::int64_t layers) {
   if (rows_ == 0) return;
+  if (cuda_ != nullptr) {
+    cuda_->forward({rows_, tokens_, positions_, slots_, owners_, path_begin_, path_length_, paths_},
+                   cache_, layers);
+    return;
+  }
   plan_attention();
   embed(x_);
   for (std::int64_t i = 0; i < layers; ++i) {
@@ -276,6 +281,7 @@ void Runner::forward(std::int64_t layers) {
 }
 
 void Runner::forward_traced(std::span<const float> stream, LayerTrace& trace) {
+  require_cpu("traced passes");
   const std::int64_t hidden = model_.config().hidden_size;
   if (std::ssize(stream) != rows_ * hidden) {
     throw InternalError(expected_got("stream", "the pass's rows", std::to_string(stream.size())));

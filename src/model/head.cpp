@@ -54,6 +54,7 @@ void Runner::finish_logits(float* logits, std::int64_t count) const {
 std::span<const float> Runner::logits(std::span<const std::int64_t> rows) {
   const auto count = static_cast<std::int64_t>(rows.size());
   const std::int64_t vocab = model_.config().vocab_size;
+  if (cuda_ != nullptr) return host_logits_ = cuda_->logits(rows);
   head_input(rows);
   gemm(*lm_head_, nullptr, head_in_, count, logits_, vocab, Add::no, cpu::Gate::none);
   if (model_.config().logits_scale != 1.0 || model_.config().final_softcap > 0.0) {
@@ -61,7 +62,7 @@ std::span<const float> Runner::logits(std::span<const std::int64_t> rows) {
       finish_logits(logits_ + begin * vocab, (end - begin) * vocab);
     });
   }
-  return {logits_, static_cast<std::size_t>(count * vocab)};
+  return host_logits_ = {logits_, static_cast<std::size_t>(count * vocab)};
 }
 
 template <typename Body>
@@ -93,6 +94,11 @@ void Runner::for_logits(std::int64_t rows, const Body& body) {
 
 std::span<const cpu::ArgMax> Runner::best(std::span<const std::int64_t> rows) {
   const auto count = static_cast<std::int64_t>(rows.size());
+  if (cuda_ != nullptr) {
+    const std::span out = std::span(best_).first(rows.size());
+    cuda_->best(rows, out);
+    return out;
+  }
   head_input(rows);
   const int threads = pool_->size();
   for (cpu::ArgMax& one : best_) one = {-1, 0.0f, true};
@@ -129,6 +135,7 @@ std::span<const Runner::Candidate> Runner::top(std::span<const std::int64_t> row
                                      std::to_string(count)));
   }
   const auto row_count = static_cast<std::int64_t>(rows.size());
+  require_cpu("draft heads");
   head_input(rows);
   const float infinity = std::numeric_limits<float>::infinity();
   std::fill(candidates_.begin(), candidates_.end(),
@@ -167,7 +174,7 @@ std::span<const Runner::Candidate> Runner::likely(std::int64_t rows, std::int64_
   const float infinity = std::numeric_limits<float>::infinity();
   pool_->parallel(rows, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
-      const float* logits = logits_ + row * vocab;
+      const float* logits = host_logits_.data() + row * vocab;
       Candidate* list = candidates_.data() + row * count;
       std::fill(list, list + count, Candidate{-1, -infinity});
       const cpu::ArgMax best = kernels_->arg_max(logits, vocab);

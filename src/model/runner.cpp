@@ -123,6 +123,9 @@ std::int64_t aligned(std::int64_t floats) { return (floats + 15) / 16 * 16; }
 }  // namespace
 
 std::int64_t Runner::workspace_bytes(const ModelConfig& config, const RunnerOptions& options) {
+  if (cuda_device_of(options.device)) {
+    return CudaRunner::workspace_bytes(config, options, kv_layout(config, DType::bf16, options));
+  }
   const WorkspaceSizes s(config, options);
   options.features.check(config.num_layers);
   std::int64_t floats = 2 * aligned(s.table) + 2 * aligned(s.local_table);
@@ -146,11 +149,33 @@ Runner::Runner(const Model& model, const RunnerOptions& options, const Model& ta
       kernels_(&cpu::kernels_of(cpu_isa_from_name(options.cpu_isa))),
       kv_dtype_(kv_dtype_from_name(options.kv_cache_dtype, activation_dtype(model.precision()))),
       cache_(kv_layout(model.config(), activation_dtype(model.precision()), options)),
-      storage_(cache_.layout()),
-      buffer_(Buffer::allocate(workspace_bytes(model.config(), options), "workspace")) {
+      storage_(cuda_device_of(options.device) ? KvLayout{} : cache_.layout()) {
   const ModelConfig& c = model_.config();
-  const WorkspaceSizes s(c, options);
   find_shared();
+  const auto rows = static_cast<std::size_t>(max_rows_);
+  tokens_.resize(rows);
+  positions_.resize(rows);
+  scratch_index_.resize(rows);
+  const auto nodes = static_cast<std::size_t>(cache_.layout().scratch_slots);
+  node_path_begin_.resize(nodes);
+  node_path_length_.resize(nodes);
+  owners_.resize(rows);
+  path_begin_.resize(rows);
+  path_length_.resize(rows);
+  slots_.assign(cache_.layout().groups.size(), std::vector<std::int32_t>(rows));
+  paths_.reserve(nodes * 16);
+  moves_.reserve(rows);
+  const auto threads = static_cast<std::size_t>(pool_->size());
+  best_.resize((threads + 1) * kLogitRows);
+  candidates_.resize((threads + 1) * kLogitRows * kMaxCandidates);
+  if (const std::optional<int> device = cuda_device_of(options.device)) {
+    check_cuda(c, model.precision(), options);
+    if (target.valid()) throw UnsupportedError("[device] expected 'cpu' for a draft head");
+    cuda_ = std::make_unique<CudaRunner>(model, options, cache_.layout(), *device);
+    return;
+  }
+  buffer_ = Buffer::allocate(workspace_bytes(c, options), "workspace");
+  const WorkspaceSizes s(c, options);
   cos_ = work(s.table);
   sin_ = work(s.table);
   local_cos_ = work(s.local_table);
@@ -168,25 +193,14 @@ Runner::Runner(const Model& model, const RunnerOptions& options, const Model& ta
   logits_ = work(s.logits);
   for (std::size_t i = 0; i < wanted_.layers.size(); ++i) features_.push_back(work(s.x));
   if (wanted_.normed) normed_features_ = work(s.x);
-  fill_tables(c.rope_inv_freq, c.rope_scale, cos_, sin_);
+  rope_tables(c.rope_inv_freq, c.rope_scale, max_model_len_, cos_, sin_);
   if (c.rope_local_inv_freq.empty()) {
     local_cos_ = cos_;
     local_sin_ = sin_;
   } else {
-    fill_tables(c.rope_local_inv_freq, 1.0, local_cos_, local_sin_);
+    rope_tables(c.rope_local_inv_freq, 1.0, max_model_len_, local_cos_, local_sin_);
   }
-  const auto rows = static_cast<std::size_t>(max_rows_);
-  tokens_.resize(rows);
-  positions_.resize(rows);
-  scratch_index_.resize(rows);
-  const auto nodes = static_cast<std::size_t>(cache_.layout().scratch_slots);
-  node_path_begin_.resize(nodes);
-  node_path_length_.resize(nodes);
-  owners_.resize(rows);
-  path_begin_.resize(rows);
-  path_length_.resize(rows);
   const auto& groups = cache_.layout().groups;
-  slots_.assign(groups.size(), std::vector<std::int32_t>(rows));
   attention_rows_.assign(groups.size(), std::vector<cpu::AttentionRow>(rows));
   group_of_.resize(static_cast<std::size_t>(c.num_layers));
   AttentionPlan::Shape shape;
@@ -201,17 +215,26 @@ Runner::Runner(const Model& model, const RunnerOptions& options, const Model& ta
       group_of_[static_cast<std::size_t>(layer)] = static_cast<std::int64_t>(g);
     }
   }
-  const auto threads = static_cast<std::size_t>(pool_->size());
-  best_.resize((threads + 1) * kLogitRows);
-  candidates_.resize((threads + 1) * kLogitRows * kMaxCandidates);
   if (wanted_.any()) captured_rows_.reserve(rows);
-  paths_.reserve(nodes * 16);
-  moves_.reserve(rows);
 }
 
-void Runner::fill_tables(const std::vector<float>& factors, double scale, float* cos, float* sin) {
+void Runner::require_cpu(const char* what) const {
+  if (cuda_ == nullptr) return;
+  throw UnsupportedError(expected_got("device", std::string("'cpu' for ") + what, "'cuda'"));
+}
+
+void Runner::apply_moves() {
+  if (cuda_ != nullptr) {
+    cuda_->move(moves_);
+  } else {
+    storage_.apply(moves_);
+  }
+}
+
+void rope_tables(const std::vector<float>& factors, double scale, std::int64_t positions,
+                 float* cos, float* sin) {
   const auto pairs = static_cast<std::int64_t>(factors.size());
-  for (std::int64_t position = 0; position < max_model_len_; ++position) {
+  for (std::int64_t position = 0; position < positions; ++position) {
     for (std::int64_t i = 0; i < pairs; ++i) {
       // The product in fp32, as the reference implementations have it; the rest in double.
       const float angle = static_cast<float>(position) * factors[static_cast<std::size_t>(i)];
@@ -228,6 +251,7 @@ float* Runner::work(std::int64_t floats) {
 }
 
 MemoryUse Runner::memory() const {
+  if (cuda_ != nullptr) return cuda_->memory();
   MemoryUse use;
   use.weights = model_.weight_bytes();
   use.kv_cache = cache_.layout().bytes();
@@ -240,7 +264,12 @@ void Runner::begin() {
   scratch_used_ = 0;
   paths_.clear();
   captured_rows_.clear();
-  if (poison_) storage_.poison(cache_);
+  if (!poison_) return;
+  if (cuda_ != nullptr) {
+    cuda_->poison(cache_);
+  } else {
+    storage_.poison(cache_);
+  }
 }
 
 std::int64_t Runner::add_committed(SequenceId id, std::span<const TokenId> tokens) {
@@ -255,7 +284,7 @@ std::int64_t Runner::add_committed(SequenceId id, std::span<const TokenId> token
   }
   moves_.clear();
   cache_.prepare(id, start + count, moves_);
-  storage_.apply(moves_);
+  apply_moves();
   const std::int64_t first = rows_;
   for (std::int64_t i = 0; i < count; ++i) {
     const auto row = static_cast<std::size_t>(rows_++);
@@ -293,6 +322,7 @@ std::int64_t Runner::add_tree(SequenceId id, const DraftTree& tree) {
 }
 
 void Runner::capture(std::int64_t first, std::int64_t count) {
+  require_cpu("hidden states");
   for (std::int64_t row = first; row < first + count; ++row) captured_rows_.push_back(row);
 }
 
@@ -358,7 +388,7 @@ void Runner::commit(SequenceId id, std::span<const std::int32_t> path,
                     std::span<const TokenId> tokens) {
   moves_.clear();
   cache_.commit(id, path, moves_, tokens);
-  storage_.apply(moves_);
+  apply_moves();
 }
 
 }  // namespace specrt

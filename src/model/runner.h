@@ -10,6 +10,7 @@
 #include "cpu/kernels.h"
 #include "cpu/thread_pool.h"
 #include "model/attention_plan.h"
+#include "model/cuda_runner.h"
 #include "model/kv_storage.h"
 #include "model/weights.h"
 #include "specrt/calibration.h"
@@ -34,7 +35,12 @@ struct RunnerOptions {
   bool poison = false;             ///< for tests: KV memory that holds nothing is NaN in every pass
   std::shared_ptr<ThreadTeam> team;
   std::string cpu_isa = "auto";
+  std::string device = "cpu";  ///< as cuda_device_of() reads it
 };
+
+/// cos and sin of the rotation at every position, [positions, factors].
+void rope_tables(const std::vector<float>& factors, double scale, std::int64_t positions,
+                 float* cos, float* sin);
 
 /// A model with its KV cache and workspace: lays out a pass of rows from many sequences, runs
 /// it, and gives logits of chosen rows. Target and draft models are both run by one of these.
@@ -64,6 +70,12 @@ class Runner {
   std::int64_t max_rows() const { return max_rows_; }
   MemoryUse memory() const;
   int threads() const { return pool_->size(); }
+  /// The half of it that is on a GPU; null on the CPU.
+  CudaRunner* cuda() const { return cuda_.get(); }
+  /// Longest path of a draft.
+  std::int64_t max_draft_depth() const {
+    return cuda_ == nullptr ? INT64_MAX : CudaInputs::kMostDepth;
+  }
 
   void begin();
   std::int64_t rows() const { return rows_; }
@@ -138,6 +150,9 @@ class Runner {
 
  private:
   void find_shared();
+  /// Throws UnsupportedError on a GPU, which has not got this.
+  void require_cpu(const char* what) const;
+  void apply_moves();
   /// A row for a draft node in the next scratch slot, behind the node in that of `parent` or -1.
   std::int64_t place_node(SequenceId id, TokenId token, std::int64_t position, std::int32_t parent);
   void plan_attention();
@@ -158,7 +173,6 @@ class Runner {
   float* kv_scales(std::int64_t layer, std::int64_t plane) const;  // null but for int8
   void add_block(const Matrix& matrix, const float* bias, const float* x, std::int64_t width,
                  const float* post_norm);
-  void fill_tables(const std::vector<float>& factors, double scale, float* cos, float* sin);
   /// Calls body(begin, end) over rows of so many floats of work.
   template <typename Body>
   void for_rows(std::int64_t rows, std::int64_t width, const Body& body) {
@@ -201,6 +215,7 @@ class Runner {
   KvCache cache_;
   KvStorage storage_;
   std::vector<KvCache::Move> moves_;
+  std::unique_ptr<CudaRunner> cuda_;  // null on the CPU
 
   // The pass.
   std::int64_t rows_ = 0;
@@ -240,10 +255,11 @@ class Runner {
   float* prepared_ = nullptr;     // what Kernels::prepare_* make of a product's input
   std::vector<float*> features_;  // [max_rows, hidden], one for each of wanted_.layers
   float* normed_features_ = nullptr;
-  float* head_in_ = nullptr;           // [kLogitRows, hidden]
-  float* logits_ = nullptr;            // [kLogitRows, vocab] and room for whole panels
-  std::vector<cpu::ArgMax> best_;      // [threads + 1][kLogitRows], the last ones the result
-  std::vector<Candidate> candidates_;  // [threads + 1][kLogitRows][kMaxCandidates], the same way
+  float* head_in_ = nullptr;            // [kLogitRows, hidden]
+  float* logits_ = nullptr;             // [kLogitRows, vocab] and room for whole panels
+  std::span<const float> host_logits_;  // what logits() gave last
+  std::vector<cpu::ArgMax> best_;       // [threads + 1][kLogitRows], the last ones the result
+  std::vector<Candidate> candidates_;   // [threads + 1][kLogitRows][kMaxCandidates], the same way
 };
 
 }  // namespace specrt

@@ -2,9 +2,12 @@
 
 #include <cmath>
 
+#include "kernels/add_block.h"
 #include "kernels/commit.h"
 #include "kernels/embed.h"
+#include "kernels/finish_logits.h"
 #include "kernels/finish_product.h"
+#include "kernels/pack.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope_kv.h"
 #include "support.h"
@@ -21,7 +24,7 @@ void check_norm(std::int64_t width) {
   const Floats x = random_floats(kRows * width, 1, 3.0f);
   const Floats weight = random_floats(width, 2);
   std::vector<T> out(kRows * stride);
-  RmsNormArgs args{x.data(), weight.data(), out.data(), width, stride, width, 1e-5f};
+  RmsNormArgs args{x.data(), nullptr, weight.data(), out.data(), width, stride, width, 1e-5f};
   run_in_all_orders<RmsNorm<T>>({kRows}, args, out);
   for (std::int64_t r = 0; r < kRows; ++r) {
     const Vector row(x.begin() + r * width, x.begin() + (r + 1) * width);
@@ -50,8 +53,68 @@ TEST(cuda_rms_norm) {
 TEST(cuda_rms_norm_without_weight_rounds_only) {
   const Floats x = random_floats(70, 1);
   std::vector<Bf16> out(128);
-  run_in_all_orders<RmsNorm<Bf16>>({1}, {x.data(), nullptr, out.data(), 70, 128, 70, 1e-5f}, out);
+  run_in_all_orders<RmsNorm<Bf16>>(
+      {1}, {x.data(), nullptr, nullptr, out.data(), 70, 128, 70, 1e-5f}, out);
   for (int i = 0; i < 70; ++i) CHECK_EQ(out[i].bits, from_float<Bf16>(x[i]).bits);
+}
+
+TEST(cuda_rms_norm_of_chosen_rows) {
+  constexpr std::int64_t kWidth = 70, kStride = 128;
+  const Floats x = random_floats(4 * kWidth, 1), weight = random_floats(kWidth, 2);
+  std::vector<Bf16> all(4 * kStride), chosen(3 * kStride);
+  RmsNormArgs args{x.data(), nullptr, weight.data(), all.data(), kWidth, kStride, kWidth, 1e-5f};
+  run_grid<RmsNorm<Bf16>>({4}, args);
+  const std::vector<std::int32_t> rows = {3, -1, 0};
+  args.rows = rows.data();
+  args.out = chosen.data();
+  run_in_all_orders<RmsNorm<Bf16>>({3}, args, chosen);
+  for (std::int64_t i = 0; i < kStride; ++i) {
+    CHECK_EQ(chosen[i].bits, all[3 * kStride + i].bits);
+    CHECK_EQ(chosen[kStride + i].bits, 0);
+    CHECK_EQ(chosen[2 * kStride + i].bits, all[i].bits);
+  }
+}
+
+TEST(cuda_add_block) {
+  constexpr std::int64_t kRows = 3, kWidth = 70;
+  const Floats stream = random_floats(kRows * kWidth, 1);
+  const Floats block = random_floats(kRows * kWidth, 2, 3.0f), weight = random_floats(kWidth, 3);
+  for (const bool normed : {true, false}) {
+    Floats x, first;
+    for (const Order order : {Order::forward, Order::backward, Order::shuffled}) {
+      x = stream;
+      run_grid<AddBlock>(
+          {kRows}, {x.data(), block.data(), normed ? weight.data() : nullptr, kWidth, 0.22f, 1e-5f},
+          order);
+      if (first.empty()) first = x;
+      CHECK(same_bits(first, x));
+    }
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      Vector row(block.begin() + r * kWidth, block.begin() + (r + 1) * kWidth);
+      if (normed) row = specrt::reference::rms_norm(row, doubles(weight), 1e-5);
+      for (std::int64_t i = 0; i < kWidth; ++i) {
+        const double want = stream[r * kWidth + i] + double{0.22f} * row[i];
+        CHECK_NEAR(x[r * kWidth + i], want, 1e-5);
+      }
+    }
+  }
+}
+
+TEST(cuda_logits_are_scaled_and_capped) {
+  constexpr std::int64_t kRows = 2, kVocab = 300, kStride = 320;
+  const Floats before = random_floats(kRows * kStride, 1, 30.0f);
+  for (const float cap : {0.0f, 20.0f}) {
+    Floats x = before;
+    run_grid<FinishLogits>({2, kRows}, {x.data(), kStride, kVocab, 0.5f, cap});
+    for (std::int64_t i = 0; i < kRows * kStride; ++i) {
+      double want = before[i];
+      if (i % kStride < kVocab) {
+        want *= 0.5;
+        if (cap > 0.0f) want = cap * std::tanh(want / cap);
+      }
+      CHECK_NEAR(x[i], want, 1e-4);
+    }
+  }
 }
 
 TEST(cuda_embedding_rows) {
@@ -65,6 +128,43 @@ TEST(cuda_embedding_rows) {
     for (std::int64_t i = 0; i < kWidth; ++i) {
       const bool known = tokens[r] >= 0 && tokens[r] < kVocab;
       CHECK_EQ(out[r * kWidth + i], known ? 2.5f * to_float(table[tokens[r] * kStride + i]) : 0.0f);
+    }
+  }
+}
+
+// A tied table is read where the output head lies.
+TEST(cuda_embedding_rows_out_of_a_packed_head) {
+  constexpr std::int64_t kVocab = 35, kWidth = 130;
+  const auto table = as<Bf16>(random_floats(kVocab * kWidth, 1));
+  std::vector<std::uint16_t> bits;
+  for (const Bf16 value : table) bits.push_back(value.bits);
+  std::vector<std::byte> plain(packed_bytes(kVocab, kWidth, Stored::plain));
+  pack_plain(bits, 0, kVocab, kWidth, plain);
+  std::vector<std::int8_t> codes;
+  for (std::int64_t i = 0; i < kVocab * kWidth; ++i) {
+    codes.push_back(static_cast<std::int8_t>(i * 37 % 255 - 127));
+  }
+  std::vector<std::byte> coded(packed_bytes(kVocab, kWidth, Stored::int8));
+  pack_int8(codes, 0, kVocab, kWidth, coded);
+  const Floats scales = random_floats(kVocab, 2);
+  const std::vector<std::int32_t> tokens = {34, 0, 17, 35, -1};
+  Floats out(tokens.size() * kWidth);
+  EmbedPackedArgs args{plain.data(), nullptr, tokens.data(), out.data(), kVocab, kWidth, 2.5f};
+  run_in_all_orders<EmbedPacked<Bf16, Stored::plain>>({5}, args, out);
+  for (std::size_t r = 0; r < tokens.size(); ++r) {
+    for (std::int64_t i = 0; i < kWidth; ++i) {
+      const float want = r < 3 ? 2.5f * to_float(table[tokens[r] * kWidth + i]) : 0.0f;
+      CHECK_EQ(out[r * kWidth + i], want);
+    }
+  }
+  args.table = coded.data();
+  args.scales = scales.data();
+  run_in_all_orders<EmbedPacked<Bf16, Stored::int8>>({5}, args, out);
+  for (std::size_t r = 0; r < 3; ++r) {
+    for (std::int64_t i = 0; i < kWidth; ++i) {
+      const float weight = to_float(
+          from_float<Bf16>(static_cast<float>(codes[tokens[r] * kWidth + i]) * scales[tokens[r]]));
+      CHECK_EQ(out[r * kWidth + i], 2.5f * weight);
     }
   }
 }

@@ -27,6 +27,7 @@ from specrt import (
     _core,
 )
 from specrt.drafters import DraftModel, NGram
+from specrt.planning import resolve_device
 
 SMALL: dict[str, Any] = {"max_model_len": 160, "max_batch_size": 8, "threads": 1}
 DIGITS = specrt.StructuredOutputs(regex="[0-9]+")
@@ -495,6 +496,19 @@ def test_a_build_without_cuda_says_so(l2):
         Engine(l2, device="cuda", **SMALL)
     with pytest.raises(UnsupportedError, match="built without CUDA"):
         _core.cuda_devices()
+
+
+def test_devices_are_named_or_refused(monkeypatch):
+    assert resolve_device("auto") == resolve_device("cpu") == "cpu"
+    monkeypatch.setattr(_core, "cuda_devices", lambda: ["one", "two"])
+    assert resolve_device("cuda") == "cuda:0"
+    assert resolve_device("cuda:1") == "cuda:1"
+    for other in ("cuda:2", "cuda:", "cuda:x", "cuda:-1", "gpu", 1, None):
+        with pytest.raises(InvalidArgumentError, match=r"\[device\]"):
+            resolve_device(other)
+    monkeypatch.setattr(_core, "cuda_devices", list)
+    with pytest.raises(UnsupportedError, match="none here"):
+        resolve_device("cuda")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,267 @@
+// Kernels put on emulated streams: the launches of cuda/launch and cuda/gemm, over the same
+// sources.
+
+#include "ops.h"
+
+#include <string>
+#include <type_traits>
+
+#include "emulated/stream.h"
+#include "specrt/error.h"
+
+namespace specrt::cuda {
+namespace {
+
+using emulated::require_on_device;
+
+template <class Kernel>
+void launch(simt::Grid grid, const typename Kernel::Args& args, Stream stream) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  emulated::put(stream, [=] { simt::run_grid<Kernel>(grid, args, emulated::settings().order); });
+}
+
+template <typename Use>
+void by_type(Type type, const Use& use) {
+  if (type == Type::bf16) {
+    use(simt::Bf16{});
+  } else {
+    use(simt::Half{});
+  }
+}
+
+bool is_gated(After after) { return after == After::gate_silu || after == After::gate_gelu; }
+
+void finish(Type type, const FinishArgs& args, Stream stream) {
+  const std::int64_t outputs = is_gated(args.after) ? args.y_stride : args.n;
+  by_type(type, [&](auto t) {
+    launch<FinishProduct<decltype(t)>>({(outputs + 255) / 256, args.rows}, args, stream);
+  });
+}
+
+// More tokens than this take all splits in one block; as on a GPU.
+constexpr std::int64_t kMostParallel = 64;
+
+template <typename T, Stored kStored>
+void mma_product(Type type, GemmArgs args, float* workspace, Stream stream) {
+  args.parallel = args.splits > 1 && args.rows <= kMostParallel;
+  args.partials = workspace;
+  const std::int64_t columns = (panels_of(args.n) + kBlockPanels - 1) / kBlockPanels;
+  const auto grid = [&](std::int64_t tokens) {
+    return simt::Grid{columns, (args.rows + tokens - 1) / tokens, args.parallel ? args.splits : 1};
+  };
+  if (args.rows <= 16) {
+    launch<Gemm<T, kStored, 16>>(grid(16), args, stream);
+  } else if (args.rows <= 32) {
+    launch<Gemm<T, kStored, 32>>(grid(32), args, stream);
+  } else {
+    launch<Gemm<T, kStored, 64>>(grid(64), args, stream);
+  }
+  if (!args.parallel) return;
+  finish(type,
+         {workspace, args.bias, args.y, args.rows, args.n, args.y_stride, args.splits, args.after},
+         stream);
+}
+
+// In place of wgmma: one accumulator over k in order. What it shows is that weights and activations
+// lie where wgmma would read them.
+template <typename T>
+struct RowMajorProduct {
+  static constexpr int kThreads = 64;
+  struct Args {
+    const T* weight;
+    const T* x;
+    float* y;
+    std::int64_t n;
+    std::int64_t k_stride;
+    std::int64_t y_stride;
+    bool onto;
+  };
+  struct Shared {};
+  template <class Block>
+  static void run(const Block& block, Shared&, const Args& args) {
+    const std::int64_t n = block.x() * kThreads + block.thread();
+    if (n >= args.n) return;
+    float* y = args.y + block.y() * args.y_stride + n;
+    float sum = args.onto ? *y : 0.0f;
+    for (std::int64_t k = 0; k < args.k_stride; ++k) {
+      sum = fused(to_float(args.weight[n * args.k_stride + k]),
+                  to_float(args.x[block.y() * args.k_stride + k]), sum);
+    }
+    *y = sum;
+  }
+};
+
+template <typename T>
+void row_major_product(Type type, const DeviceMatrix& matrix, const Product& p, Stream stream) {
+  const bool gated = is_gated(p.after);
+  typename RowMajorProduct<T>::Args args;
+  args.weight = static_cast<const T*>(matrix.data);
+  args.x = static_cast<const T*>(p.x);
+  args.y = gated ? p.workspace : static_cast<float*>(p.y);
+  args.n = matrix.n;
+  args.k_stride = padded_columns(matrix.k);
+  args.y_stride = gated ? matrix.n : p.y_stride;
+  args.onto = p.after == After::add;
+  if (args.y_stride % 4 != 0) {
+    throw InternalError(expected_got("product", "rows of y of whole 16 bytes",
+                                     std::to_string(args.y_stride) + " floats"));
+  }
+  launch<RowMajorProduct<T>>({(matrix.n + 63) / 64, p.rows}, args, stream);
+  if (gated) {
+    finish(type, {p.workspace, p.bias, p.y, p.rows, matrix.n, p.y_stride, 1, p.after}, stream);
+  } else if (p.bias != nullptr) {
+    finish(type, {nullptr, p.bias, p.y, p.rows, matrix.n, p.y_stride, 0, After::add}, stream);
+  }
+}
+
+template <typename T>
+void launch_attention(const AttentionArgs& args, std::int64_t rows, std::int64_t units,
+                      Stream stream) {
+  const simt::Grid grid{units, args.kv_heads, args.segments};
+  if (args.head_dim <= 64) {
+    launch<Attention<T, 64>>(grid, args, stream);
+  } else if (args.head_dim <= 128) {
+    launch<Attention<T, 128>>(grid, args, stream);
+  } else {
+    launch<Attention<T, 256>>(grid, args, stream);
+  }
+  if (args.segments > 1) launch<AttentionCombine<T>>({rows, args.q_heads}, args, stream);
+}
+
+}  // namespace
+
+void embed(Type type, const EmbedArgs& args, std::int64_t rows, Stream stream) {
+  for (const void* at :
+       {args.table, static_cast<const void*>(args.tokens), static_cast<const void*>(args.out)}) {
+    require_on_device(at, "embed");
+  }
+  by_type(type, [&](auto t) { launch<Embed<decltype(t)>>({rows}, args, stream); });
+}
+
+void embed_packed(Type type, Stored stored, const EmbedPackedArgs& args, std::int64_t rows,
+                  Stream stream) {
+  require_on_device(args.table, "embed");
+  by_type(type, [&](auto t) {
+    using T = decltype(t);
+    if (stored == Stored::plain) {
+      launch<EmbedPacked<T, Stored::plain>>({rows}, args, stream);
+    } else {
+      launch<EmbedPacked<T, Stored::int8>>({rows}, args, stream);
+    }
+  });
+}
+
+void rms_norm(Type type, const RmsNormArgs& args, std::int64_t rows, Stream stream) {
+  for (const void* at :
+       {static_cast<const void*>(args.x), static_cast<const void*>(args.rows),
+        static_cast<const void*>(args.weight), static_cast<const void*>(args.out)}) {
+    require_on_device(at, "rms_norm");
+  }
+  by_type(type, [&](auto t) { launch<RmsNorm<decltype(t)>>({rows}, args, stream); });
+}
+
+void rope_kv(Type type, const RopeKvArgs& args, std::int64_t rows, Stream stream) {
+  for (const void* at : {static_cast<const void*>(args.qkv), static_cast<const void*>(args.slots),
+                         static_cast<const void*>(args.cos), static_cast<const void*>(args.k),
+                         static_cast<const void*>(args.v)}) {
+    require_on_device(at, "rope_kv");
+  }
+  by_type(type, [&](auto t) { launch<RopeKv<decltype(t)>>({rows, 2}, args, stream); });
+}
+
+void attention(Type type, const AttentionArgs& args, std::int64_t rows, std::int64_t units,
+               Stream stream) {
+  for (const void* at :
+       {static_cast<const void*>(args.q), static_cast<const void*>(args.out),
+        static_cast<const void*>(args.rows), static_cast<const void*>(args.units),
+        static_cast<const void*>(args.tables), static_cast<const void*>(args.paths),
+        static_cast<const void*>(args.partials)}) {
+    require_on_device(at, "attention");
+  }
+  by_type(type, [&](auto t) { launch_attention<decltype(t)>(args, rows, units, stream); });
+}
+
+bool wants_row_major(int architecture, std::int64_t n, std::int64_t) {
+  return architecture == 90 && n % 4 == 0;
+}
+
+std::int64_t workspace_bytes(const DeviceMatrix& matrix, std::int64_t rows) {
+  const std::int64_t parallel = rows < kMostParallel ? rows : kMostParallel;
+  const std::int64_t partial = splits_of(matrix.n, matrix.k) * parallel;
+  return (partial > rows ? partial : rows) * matrix.n * static_cast<std::int64_t>(sizeof(float));
+}
+
+void product(Type type, const DeviceMatrix& matrix, const Product& args, Stream stream) {
+  if (args.rows == 0) return;
+  for (const void* at : {matrix.data, static_cast<const void*>(matrix.scales), args.x,
+                         static_cast<const void*>(args.bias), static_cast<const void*>(args.y),
+                         static_cast<const void*>(args.workspace)}) {
+    require_on_device(at, "product");
+  }
+  if (matrix.row_major) {
+    by_type(type, [&](auto t) { row_major_product<decltype(t)>(type, matrix, args, stream); });
+    return;
+  }
+  GemmArgs gemm;
+  gemm.x = args.x;
+  gemm.x_stride = padded_columns(matrix.k);
+  gemm.weight = matrix.data;
+  gemm.scales = matrix.scales;
+  gemm.bias = args.bias;
+  gemm.y = args.y;
+  gemm.y_stride = args.y_stride;
+  gemm.rows = args.rows;
+  gemm.n = matrix.n;
+  gemm.k = matrix.k;
+  gemm.splits = static_cast<std::int32_t>(splits_of(matrix.n, matrix.k));
+  gemm.after = args.after;
+  if (matrix.stored == Stored::plain) {
+    by_type(type, [&](auto t) {
+      mma_product<decltype(t), Stored::plain>(type, gemm, args.workspace, stream);
+    });
+  } else if (type != Type::bf16) {
+    throw UnsupportedError(
+        expected_got("product", "bfloat16 activations for int8 and int4 weights", "float16"));
+  } else if (matrix.stored == Stored::int8) {
+    mma_product<simt::Bf16, Stored::int8>(type, gemm, args.workspace, stream);
+  } else {
+    mma_product<simt::Bf16, Stored::int4>(type, gemm, args.workspace, stream);
+  }
+}
+
+void add_block(const AddBlockArgs& args, std::int64_t rows, Stream stream) {
+  launch<AddBlock>({rows}, args, stream);
+}
+
+void finish_logits(const FinishLogitsArgs& args, std::int64_t rows, Stream stream) {
+  constexpr std::int64_t kThreads = FinishLogits::kThreads;
+  launch<FinishLogits>({(args.vocab + kThreads - 1) / kThreads, rows}, args, stream);
+}
+
+void find_tops(const ChooseArgs& args, std::int64_t rows, Stream stream) {
+  launch<FindTops>({args.chunks, rows}, args, stream);
+}
+
+void choose(const ProcessArgs& process, const ChooseArgs& args, std::int64_t rows, Stream stream) {
+  for (const void* at :
+       {static_cast<const void*>(args.logits), static_cast<const void*>(args.rows),
+        static_cast<const void*>(args.states), static_cast<const void*>(args.choices),
+        static_cast<const void*>(process.trees.tokens)}) {
+    require_on_device(at, "choose");
+  }
+  launch<ProcessLogits>({rows}, process, stream);
+  launch<FindTops>({args.chunks, rows}, args, stream);
+  launch<Weigh>({args.chunks, rows}, args, stream);
+  launch<Choose>({rows}, args, stream);
+}
+
+void verify(const VerifyArgs& args, std::int64_t sequences, Stream stream) {
+  launch<Verify>({sequences}, args, stream);
+}
+
+void commit(const CommitArgs& args, std::int64_t sequences, std::int64_t planes, Stream stream) {
+  require_on_device(args.planes, "commit");
+  launch<Commit>({args.most_nodes, sequences, planes}, args, stream);
+}
+
+}  // namespace specrt::cuda

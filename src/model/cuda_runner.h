@@ -1,0 +1,147 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cpu/kernels.h"
+#include "model/cuda_graphs.h"
+#include "model/cuda_inputs.h"
+#include "model/cuda_weights.h"
+#include "specrt/memory.h"
+
+namespace specrt {
+
+struct RunnerOptions;
+
+/// "cpu": none; "cuda", "cuda:1": the number of a GPU. Throws InvalidArgument for anything else.
+std::optional<int> cuda_device_of(const std::string& device);
+
+/// Throws UnsupportedError naming what the device does not do of what is asked, and what it does.
+void check_cuda(const ModelConfig& config, Precision precision, const RunnerOptions& options);
+
+/// A Runner's half on a GPU: weights, cache and activations, and a stream on which passes run. All
+/// calls return at once but those that say so. How a pass is laid out is the Runner's affair.
+class CudaRunner {
+ public:
+  /// Rows of logits that are there at once.
+  static constexpr std::int64_t kLogitRows = 64;
+
+  CudaRunner(const Model& model, const RunnerOptions& options, const KvLayout& layout, int device);
+
+  ~CudaRunner();
+  CudaRunner(const CudaRunner&) = delete;
+  CudaRunner& operator=(const CudaRunner&) = delete;
+
+  static std::int64_t workspace_bytes(const ModelConfig& config, const RunnerOptions& options,
+                                      const KvLayout& layout);
+  MemoryUse memory() const;
+
+  /// Of slots, before the next pass.
+  void move(std::span<const KvCache::Move> moves);
+  /// KvStorage::poison.
+  void poison(const KvCache& cache);
+
+  void forward(const PassRows& pass, const KvCache& cache, std::int64_t layers);
+
+  /// Runner::logits; waits. Rows follow each other without a gap.
+  std::span<const float> logits(std::span<const std::int64_t> rows);
+  /// Runner::best; waits.
+  void best(std::span<const std::int64_t> rows, std::span<cpu::ArgMax> out);
+
+  // For whoever chooses on the device.
+  /// Puts on the stream what makes logits of `count` <= kLogitRows rows of the pass, whose numbers
+  /// are on the device; negative ones are padding.
+  void make_logits(const std::int32_t* rows, std::int64_t count);
+  float* device_logits() const { return logits_; }
+  std::int64_t logits_stride() const { return logits_stride_; }
+  std::int64_t vocab() const { return config_.vocab_size; }
+  cuda::Stream stream() const { return stream_.get(); }
+  /// To be called before anything that touches the device.
+  void enter() const { cuda::use_device(device_); }
+  void wait() const { cuda::synchronize(stream()); }
+
+  /// A layer's keys (0) or values (1), [slots, heads, dim].
+  std::byte* plane(std::int64_t layer, std::int64_t which) const {
+    return planes_[static_cast<std::size_t>(2 * layer + which)];
+  }
+  /// Of passes, for tests.
+  std::size_t graphs() const { return graphs_.size(); }
+
+ private:
+  struct Key {
+    PassShape shape;
+    std::int64_t layers = 0;
+    bool operator==(const Key&) const = default;
+  };
+  struct Sizes;
+  void flush_moves();
+  void copy_slots(std::size_t first, std::size_t count);
+  void run_layers(std::int64_t layers);
+  void layer(std::int64_t index);
+  void attend(std::int64_t index);
+  void product(const cuda::DeviceMatrix& matrix, const float* bias, const void* x,
+               std::int64_t rows, void* y, std::int64_t y_stride, cuda::After after);
+  void add_block(const cuda::DeviceMatrix& matrix, const float* bias, const void* x,
+                 const float* post_norm);
+  void norm(const float* weight);
+  void fill_tables(const std::vector<float>& factors, double scale, float* cos, float* sin);
+
+  const ModelConfig config_;
+  const int device_;
+  KvLayout layout_;
+  const std::int64_t max_model_len_;
+  const std::int64_t max_rows_;  // padded
+  CudaWeights weights_;
+  cuda::OwnStream stream_;
+  cuda::DeviceBuffer cache_;
+  std::vector<std::byte*> planes_;         // by layer: keys, values
+  std::vector<std::int64_t> group_of_;     // by layer
+  std::vector<std::int64_t> plane_begin_;  // by group, into device_planes_
+  std::byte** device_planes_ = nullptr;    // all planes, a group's beside each other
+  CudaInputs inputs_;
+  CudaGraphs<Key> graphs_;
+
+  // Moves on their way.
+  static constexpr std::size_t kMostMoves = 1024;
+  struct Moving {
+    std::int64_t group;
+    std::int64_t from;
+    std::int64_t to;
+    bool scratch;  // out of a draft's slot, which nothing before writes
+  };
+  std::vector<Moving> moves_;
+  cuda::HostBuffer moves_staging_;
+  cuda::Event moves_sent_;
+  std::int64_t* moves_at_ = nullptr;  // [2, kMostMoves]: from, to
+  std::int32_t* identity_ = nullptr;  // [kMostMoves], then their number
+
+  // Workspace, all in one buffer.
+  cuda::DeviceBuffer buffer_;
+  float* cos_ = nullptr;  // [max_model_len, pairs]
+  float* sin_ = nullptr;
+  float* local_cos_ = nullptr;
+  float* local_sin_ = nullptr;
+  float* x_ = nullptr;              // [rows, hidden], the residual stream
+  void* normed_ = nullptr;          // [rows, padded hidden], as are all that products read
+  float* qkv_ = nullptr;            // [rows, q, k and v]
+  void* attended_ = nullptr;        // [rows, padded heads * head_dim]
+  void* activated_ = nullptr;       // [rows, padded intermediate]
+  float* block_ = nullptr;          // [rows, hidden], where a block is not simply added
+  float* partials_ = nullptr;       // of attention
+  std::int64_t most_partials_ = 0;  // rows times segments of a launch
+  float* workspace_ = nullptr;      // of products
+  void* head_in_ = nullptr;         // [kLogitRows, padded hidden]
+  float* logits_ = nullptr;         // [kLogitRows, logits_stride_]
+  std::int64_t logits_stride_ = 0;
+  std::int32_t* logit_rows_ = nullptr;    // [kLogitRows], of logits() and best()
+  cuda::LogitRow* plain_rows_ = nullptr;  // [kLogitRows] of one neutral sequence
+  cuda::SamplingState* plain_state_ = nullptr;
+  cuda::ChunkTop* tops_ = nullptr;  // [kLogitRows, chunks]
+  cuda::HostBuffer host_rows_;
+  cuda::HostBuffer host_logits_;
+};
+
+}  // namespace specrt

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "model/weights.h"
+#include "ops.h"
+#include "specrt/model.h"
+
+namespace specrt {
+
+/// Where a piece of a model lies in device memory.
+struct CudaPiece {
+  WeightEntry::Kind kind = WeightEntry::Kind::vector;
+  std::int64_t n = 0;  ///< of gate and up: both, each filled up to whole turns (cuda::kGateRows)
+  std::int64_t k = 1;
+  cuda::Stored stored = cuda::Stored::plain;
+  bool row_major = false;
+  std::int64_t offset = 0;
+  std::int64_t scales = -1;  ///< offset of [n] floats; -1: none
+};
+
+/// The layout follows from config, precision and architecture alone.
+struct CudaLayout {
+  std::map<std::string, CudaPiece> pieces;
+  std::int64_t bytes = 0;
+};
+CudaLayout cuda_layout(const ModelConfig& config, Precision precision, int architecture);
+
+/// A model's weights on the device, in the order in which its kernels read them.
+class CudaWeights {
+ public:
+  struct Layer {
+    const float* attention_norm = nullptr;
+    const float* attention_post_norm = nullptr;
+    const float* q_norm = nullptr;
+    const float* k_norm = nullptr;
+    cuda::DeviceMatrix qkv;
+    const float* qkv_bias = nullptr;
+    cuda::DeviceMatrix output;
+    const float* output_bias = nullptr;
+    const float* mlp_norm = nullptr;
+    const float* mlp_post_norm = nullptr;
+    cuda::DeviceMatrix gate_up;
+    const float* gate_up_bias = nullptr;
+    cuda::DeviceMatrix down;
+    const float* down_bias = nullptr;
+  };
+
+  /// Copies them to the thread's device, a share at a time. Throws CapacityError where they do not
+  /// fit.
+  CudaWeights(const Model& model, int architecture);
+
+  std::int64_t bytes() const { return static_cast<std::int64_t>(buffer_.size()); }
+  const Layer& layer(std::int64_t index) const { return layers_[static_cast<std::size_t>(index)]; }
+  const cuda::DeviceMatrix& head() const { return head_; }
+  /// [vocab, hidden] row-major; null where the head doubles as the table.
+  const void* embedding() const { return embedding_; }
+  const float* norm() const { return norm_; }
+
+ private:
+  const float* vector(const std::string& name) const;
+  cuda::DeviceMatrix matrix(const std::string& name) const;
+
+  CudaLayout layout_;
+  cuda::DeviceBuffer buffer_;
+  std::vector<Layer> layers_;
+  cuda::DeviceMatrix head_;
+  const void* embedding_ = nullptr;
+  const float* norm_ = nullptr;
+};
+
+}  // namespace specrt

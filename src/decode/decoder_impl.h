@@ -79,6 +79,7 @@ struct Decoder::Impl {
   std::vector<DrafterRecord> records;
   CostModel cost;
   EmaTiers tiers;
+  const DrafterRecord* known_record(const std::string& name) const;
   DrafterRecord* record_of(const std::string& name);
   std::int64_t ema_initial() const;
   std::int64_t decoding() const;

@@ -42,9 +42,15 @@ bool has_confidences(const DraftTree& draft) {
 
 }  // namespace
 
+const Decoder::Impl::DrafterRecord* Decoder::Impl::known_record(const std::string& name) const {
+  const auto found = std::find_if(records.begin(), records.end(),
+                                  [&](const DrafterRecord& one) { return one.name == name; });
+  return found != records.end() ? &*found : nullptr;
+}
+
 Decoder::Impl::DrafterRecord* Decoder::Impl::record_of(const std::string& name) {
-  for (DrafterRecord& one : records) {
-    if (one.name == name) return &one;
+  if (const DrafterRecord* known = known_record(name)) {
+    return &records[static_cast<std::size_t>(known - records.data())];
   }
   if (records.size() < kMostDrafters) {
     records.emplace_back();
@@ -144,10 +150,8 @@ std::int64_t Decoder::Impl::whole_rows(std::int64_t rows, std::int64_t prompt_ro
 // Drafts that cost nothing and say what they are worth are better chosen from when they are there.
 bool Decoder::Impl::trims_freely(const Sequence& s) const {
   if (s.params.speculation.synthetic()) return false;
-  const auto known = std::find_if(records.begin(), records.end(), [&](const DrafterRecord& one) {
-    return one.name == s.drafter->name();
-  });
-  return known != records.end() && known->confident &&
+  const DrafterRecord* known = known_record(s.drafter->name());
+  return known != nullptr && known->confident &&
          cost.draft_seconds(s.drafter->name(), s.step_cost, 1, std::ssize(live)) <
              kFree * cost.pass_seconds(1, 1, 0);
 }

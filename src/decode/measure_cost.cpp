@@ -54,8 +54,12 @@ double median(std::vector<double> values) {
 /// Sequences that serve for measuring, and the budget.
 class Bench {
  public:
-  Bench(Decoder& decoder, double seconds, int passes)
-      : decoder_(decoder), least_seconds_(seconds), least_passes_(passes), start_(Clock::now()) {}
+  Bench(Decoder& decoder, std::int64_t prompt, double seconds, int passes)
+      : decoder_(decoder),
+        prompt_(prompt),
+        least_seconds_(seconds),
+        least_passes_(passes),
+        start_(Clock::now()) {}
   ~Bench() {
     clear();
     decoder_.clear_totals();
@@ -68,20 +72,19 @@ class Bench {
   bool affords(double seconds) const { return spent() + 4.0 * seconds < least_seconds_; }
 
   /// `count` sequences whose prompts are in the cache. False where they do not fit.
-  bool set(std::int64_t count, std::int64_t prompt, const std::shared_ptr<Drafter>& drafter) {
-    if (drafter != drafter_ || prompt != prompt_) clear();
+  bool set(std::int64_t count, const std::shared_ptr<Drafter>& drafter) {
+    if (drafter != drafter_) clear();
     drafter_ = drafter;
-    prompt_ = prompt;
     while (std::ssize(ids_) > count) {
       decoder_.cancel(*ids_.begin());
       ids_.erase(ids_.begin());
     }
     SamplingParams params;
-    params.max_tokens = std::min(kOutput, decoder_.max_model_len() - prompt);
+    params.max_tokens = std::min(kOutput, decoder_.max_model_len() - prompt_);
     params.speculation.policy = Policy::fixed;
-    const std::vector<TokenId> text(static_cast<std::size_t>(prompt), 0);
+    const std::vector<TokenId> text(static_cast<std::size_t>(prompt_), 0);
     while (std::ssize(ids_) < count) {
-      if (!decoder_.can_add(prompt, params.max_tokens)) return false;
+      if (!decoder_.can_add(prompt_, params.max_tokens)) return false;
       ids_.insert(decoder_.add(text, params, drafter));
     }
     while (prefilling() > 0) run(0);
@@ -110,12 +113,12 @@ class Bench {
   }
 
   Decoder& decoder_;
+  std::int64_t prompt_;  // tokens
   double least_seconds_;
   int least_passes_;
   Clock::time_point start_;
   int passes_ = 0;
   std::shared_ptr<Drafter> drafter_;
-  std::int64_t prompt_ = 0;
   std::unordered_set<SequenceId> ids_;
 };
 
@@ -161,13 +164,13 @@ CostModel::Table table_of(const std::vector<Sample>& samples) {
 
 // Seconds of drafting so deep for so many.
 std::optional<double> draft_time(Bench& bench, const std::shared_ptr<Drafter>& drafter,
-                                 std::int64_t count, std::int64_t nodes, std::int64_t prompt) {
+                                 std::int64_t count, std::int64_t nodes) {
   std::vector<double> seen;
   for (int i = 0; i < kSweeps; ++i) {
-    if (!bench.set(count, prompt, drafter)) return std::nullopt;
+    if (!bench.set(count, drafter)) return std::nullopt;
     if (i == 0) {
       bench.run(nodes);  // the first draft runs the prompt
-      if (!bench.set(count, prompt, drafter)) return std::nullopt;
+      if (!bench.set(count, drafter)) return std::nullopt;
     }
     seen.push_back(bench.run(nodes).draft_seconds);
   }
@@ -185,9 +188,9 @@ CostModel measure_cost(Decoder& decoder, std::shared_ptr<Drafter> drafter,
   const std::int64_t limit = decoder.max_model_len();
   const std::int64_t prompt = std::min<std::int64_t>(kPrompt, limit / 4);
   if (prompt < 1) return model;  // no room for anything to measure
-  Bench bench(decoder, seconds, passes);
+  Bench bench(decoder, prompt, seconds, passes);
   const auto bush = std::make_shared<Bush>(decoder.vocab_size());
-  if (!bench.set(1, prompt, bush)) return model;
+  if (!bench.set(1, bush)) return model;
   bench.run(0);  // warms up
 
   std::vector<Sample> samples;
@@ -203,7 +206,7 @@ CostModel measure_cost(Decoder& decoder, std::shared_ptr<Drafter> drafter,
                          static_cast<double>(table.back().first))) {
         continue;
       }
-      if (!bench.set(1, prompt, bush)) break;
+      if (!bench.set(1, bush)) break;
       one.seconds.push_back(pass_seconds(bench.run(one.rows - 1)));
     }
   }
@@ -214,9 +217,9 @@ CostModel measure_cost(Decoder& decoder, std::shared_ptr<Drafter> drafter,
 
   double per_sequence = 0.0;
   const std::int64_t many = std::min<std::int64_t>(8, decoder.max_batch_size());
-  if (many > 1 && bench.set(many, prompt, bush)) {
+  if (many > 1 && bench.set(many, bush)) {
     std::vector<double> seen;
-    for (int i = 0; i < kSweeps && bench.set(many, prompt, bush); ++i) {
+    for (int i = 0; i < kSweeps && bench.set(many, bush); ++i) {
       seen.push_back(pass_seconds(bench.run(0)));
     }
     per_sequence = std::max(
@@ -233,13 +236,13 @@ CostModel measure_cost(Decoder& decoder, std::shared_ptr<Drafter> drafter,
   // Drafters that cost next to nothing show what they take as they go.
   if (drafter == nullptr || drafter->step_cost(decoder.memory().weights) <= 0.0) return model;
   const std::int64_t deep = std::clamp<std::int64_t>(num_speculative_tokens, 1, 8);
-  const std::optional<double> one = draft_time(bench, drafter, 1, 1, prompt);
+  const std::optional<double> one = draft_time(bench, drafter, 1, 1);
   if (!one) return model;
   CostModel::Draft cost{0.0, *one, 0.0};
   if (deep > 1) {
-    const std::optional<double> all = draft_time(bench, drafter, 1, deep, prompt);
+    const std::optional<double> all = draft_time(bench, drafter, 1, deep);
     const std::optional<double> crowd =
-        many > 1 ? draft_time(bench, drafter, many, deep, prompt) : std::nullopt;
+        many > 1 ? draft_time(bench, drafter, many, deep) : std::nullopt;
     if (all) {
       if (crowd) {
         cost.sequence = std::max(0.0, (*crowd - *all) / static_cast<double>(deep * (many - 1)));

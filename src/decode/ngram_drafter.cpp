@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 #include <unordered_map>
@@ -19,8 +20,14 @@ constexpr std::int64_t kLongest = 16;  // beyond, a longer match says nothing mo
 // nearly sure. Each copied token that is right makes the match longer. Fitted to a chat model's
 // answers to forty prompts; whoever goes by it learns what it comes to for the text at hand.
 float log_prob_of(std::int64_t match) {
-  const auto length = static_cast<double>(std::clamp<std::int64_t>(match, 1, kLongest));
-  return static_cast<float>(std::log(1.0 - 0.8 * std::pow(length, -0.9)));
+  static const std::array<float, kLongest> kByLength = [] {
+    std::array<float, kLongest> out{};
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      out[i] = static_cast<float>(std::log(1.0 - 0.8 * std::pow(static_cast<double>(i + 1), -0.9)));
+    }
+    return out;
+  }();
+  return kByLength[static_cast<std::size_t>(std::clamp<std::int64_t>(match, 1, kLongest) - 1)];
 }
 
 // Tokens before `next` that are the text's last ones too.

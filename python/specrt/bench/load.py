@@ -96,8 +96,7 @@ def measure(
                     one,
                     max_batch_size=most,
                     enable_prefix_caching=False,
-                    **({} if synthetic is None or one == PLAIN else _rate(synthetic)),
-                    **({} if target_tpot is None or not _plans(one) else _pace(target_tpot)),
+                    **_options(one, synthetic, target_tpot),
                 )
             )
             for one in contenders
@@ -146,17 +145,15 @@ def measure(
     )
 
 
-def _rate(synthetic: float) -> dict[str, Any]:
-    return {"synthetic_acceptance_rate": synthetic}
-
-
-def _pace(target_tpot: float) -> dict[str, Any]:
-    return {"target_tpot_seconds": target_tpot}
-
-
-def _plans(one: Contender) -> bool:
-    """Whether it takes targets: by default an engine does."""
-    return one != PLAIN and one.policy in (None, "goodput")
+def _options(one: Contender, synthetic: float | None, target_tpot: float | None) -> dict[str, Any]:
+    """Of a contender's engine: plain decoding takes neither, and targets are for goodput alone,
+    which an engine has by default."""
+    found: dict[str, Any] = {}
+    if synthetic is not None and one != PLAIN:
+        found["synthetic_acceptance_rate"] = synthetic
+    if target_tpot is not None and one != PLAIN and one.policy in (None, "goodput"):
+        found["target_tpot_seconds"] = target_tpot
+    return found
 
 
 def _text(different: Sequence[str], synthetic: float | None) -> str:

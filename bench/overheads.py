@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 from specrt import Engine, SamplingParams, _core
 from specrt.bench.stats import mean_interval
@@ -45,29 +47,41 @@ class Stopwatch:
         return timed
 
 
-def python_share(model: str, drafter: str | None, rounds: int) -> bool:
+def bound(count: int) -> float:
+    """Seconds of Python that a round of so many sequences may take."""
+    return BOUND[0] + count * BOUND[1]
+
+
+def python_of_rounds(
+    engine: Engine, prompts: Sequence[list[int]], params: SamplingParams
+) -> tuple[int, float]:
+    """Rounds in which all are answered, and seconds of Python in one."""
     core, whole = Stopwatch(), Stopwatch()
-    for name in ("round", "reserve"):
-        setattr(_core.Decoder, name, core.around(getattr(_core.Decoder, name)))
-    _core.plan_policies = core.around(_core.plan_policies)  # type: ignore[assignment]
-    Scheduler.step = whole.around(Scheduler.step)  # type: ignore[method-assign]
+    with ExitStack() as changes:
+        for name in ("round", "reserve"):
+            timed = core.around(getattr(_core.Decoder, name))
+            changes.enter_context(patch.object(_core.Decoder, name, timed))
+        timed = core.around(_core.plan_policies)
+        changes.enter_context(patch.object(_core, "plan_policies", timed))
+        changes.enter_context(patch.object(Scheduler, "step", whole.around(Scheduler.step)))
+        handles = [engine.submit(prompt, params) for prompt in prompts]
+        for one in handles:
+            one.result()
+    return whole.calls, (whole.seconds - core.seconds) / whole.calls
+
+
+def python_share(model: str, drafter: str | None, rounds: int) -> bool:
     fine = True
     for count in (1, 4, 16, 64):
         with Engine(model, drafter, max_batch_size=count, max_model_len=1024) as engine:
             params = SamplingParams(max_tokens=rounds, temperature=0.0, ignore_eos=True)
             prompts = [[5 + row, 6, 7] for row in range(count)]
             engine.generate(prompts, SamplingParams(max_tokens=8, ignore_eos=True))
-            core.seconds = whole.seconds = 0.0
-            whole.calls = 0
-            handles = [engine.submit(prompt, params) for prompt in prompts]
-            for one in handles:
-                one.result()
-            share = (whole.seconds - core.seconds) / whole.calls
-        bound = BOUND[0] + count * BOUND[1]
-        fine = fine and share <= bound
+            seen, share = python_of_rounds(engine, prompts, params)
+        fine = fine and share <= bound(count)
         print(
-            f"{count:3} sequences  {whole.calls} rounds  {1e6 * share:6.1f} µs of Python a "
-            f"round, bound {1e6 * bound:.0f}"
+            f"{count:3} sequences  {seen} rounds  {1e6 * share:6.1f} µs of Python a round, bound "
+            f"{1e6 * bound(count):.0f}"
         )
     return fine
 

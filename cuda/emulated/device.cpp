@@ -15,6 +15,11 @@ namespace specrt {
 
 bool cuda_built() { return true; }
 
+CudaCounts cuda_counts() {
+  const cuda::emulated::Counts& c = cuda::emulated::counts();
+  return {c.calls, c.to_host, c.waits, c.allocations};
+}
+
 std::vector<CudaDevice> cuda_devices() {
   const cuda::emulated::Settings& s = cuda::emulated::settings();
   return std::vector<CudaDevice>(static_cast<std::size_t>(s.devices),
@@ -195,6 +200,7 @@ std::vector<std::byte> look(const void* from, std::size_t bytes) {
 
 void put(Stream stream, std::function<void()> kernel) {
   const std::lock_guard lock(mutex);
+  ++counts().calls;
   put_work(queue_of(stream), {std::move(kernel), true});
 }
 
@@ -288,6 +294,7 @@ Graph& Graph::operator=(Graph&& other) noexcept {
 void Graph::launch(Stream stream) const {
   const std::lock_guard lock(mutex);
   ++counts().graph_launches;
+  ++counts().calls;
   for (const Work& work : *static_cast<const std::vector<Work>*>(graph_)) {
     put_work(queue_of(stream), work);
   }

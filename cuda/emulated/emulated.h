@@ -28,6 +28,7 @@ Settings& settings();
 /// What was asked of it since reset().
 struct Counts {
   std::int64_t launches = 0;  ///< of kernels, those of graphs included
+  std::int64_t calls = 0;     ///< of the host: kernels, captured ones too, and graphs
   std::int64_t to_device = 0;
   std::int64_t to_host = 0;
   std::int64_t waits = 0;  ///< synchronize() and Event::wait()

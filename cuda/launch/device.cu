@@ -1,3 +1,4 @@
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -6,6 +7,18 @@
 #include "specrt/cuda.h"
 
 namespace specrt {
+namespace {
+
+std::atomic<std::int64_t> launches;
+std::atomic<std::int64_t> copies_to_host;
+std::atomic<std::int64_t> waits;
+std::atomic<std::int64_t> allocations;
+
+void count(std::atomic<std::int64_t>& what) { what.fetch_add(1, std::memory_order_relaxed); }
+
+}  // namespace
+
+CudaCounts cuda_counts() { return {launches, copies_to_host, waits, allocations}; }
 
 bool cuda_built() { return true; }
 
@@ -30,6 +43,8 @@ std::vector<CudaDevice> cuda_devices() {
 }  // namespace specrt
 
 namespace specrt::cuda {
+
+void count_launch() { count(launches); }
 
 void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
@@ -81,6 +96,7 @@ DeviceBuffer::DeviceBuffer(std::size_t bytes) : size_(bytes) {
   if (bytes == 0) return;
   void* data = nullptr;
   check(cudaMalloc(&data, bytes), "memory");
+  count(allocations);
   data_ = static_cast<std::byte*>(data);
   // On the default stream, for which streams of their own do not wait.
   check(cudaMemset(data_, 0, bytes), "memory");
@@ -105,6 +121,7 @@ HostBuffer::HostBuffer(std::size_t bytes) : size_(bytes) {
   if (bytes == 0) return;
   void* data = nullptr;
   check(cudaHostAlloc(&data, bytes, cudaHostAllocDefault), "pinned memory");
+  count(allocations);
   data_ = static_cast<std::byte*>(data);
   std::memset(data_, 0, bytes);
 }
@@ -144,7 +161,10 @@ void Event::record(Stream stream) {
   check(cudaEventRecord(static_cast<cudaEvent_t>(event_), stream), "event");
 }
 
-void Event::wait() { check(cudaEventSynchronize(static_cast<cudaEvent_t>(event_)), "a kernel"); }
+void Event::wait() {
+  count(waits);
+  check(cudaEventSynchronize(static_cast<cudaEvent_t>(event_)), "a kernel");
+}
 
 Graph::~Graph() {
   if (graph_ != nullptr) (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph_));
@@ -159,6 +179,7 @@ Graph& Graph::operator=(Graph&& other) noexcept {
 
 void Graph::launch(Stream stream) const {
   check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_), stream), "graph");
+  count(launches);
 }
 
 void begin_capture(Stream stream) {
@@ -191,12 +212,16 @@ void copy_to_device(void* to, const void* from, std::size_t bytes, Stream stream
 
 void copy_to_host(void* to, const void* from, std::size_t bytes, Stream stream) {
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream), "copy");
+  count(copies_to_host);
 }
 
 void fill(void* to, int byte, std::size_t bytes, Stream stream) {
   check(cudaMemsetAsync(to, byte, bytes, stream), "memory");
 }
 
-void synchronize(Stream stream) { check(cudaStreamSynchronize(stream), "a kernel"); }
+void synchronize(Stream stream) {
+  count(waits);
+  check(cudaStreamSynchronize(stream), "a kernel");
+}
 
 }  // namespace specrt::cuda

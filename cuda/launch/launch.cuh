@@ -12,6 +12,9 @@
 
 namespace specrt::cuda {
 
+/// Enters a launch in cuda_counts().
+void count_launch();
+
 /// Throws where `status` is an error: CapacityError for memory, DeviceError for the rest, which
 /// says whether the device can be used further.
 void check(cudaError_t status, const char* what);
@@ -42,6 +45,7 @@ template <class Kernel>
                     static_cast<unsigned>(grid.z));
   enter<Kernel><<<blocks, Kernel::kThreads, kShared, stream>>>(args);
   check(cudaGetLastError(), "launch");
+  count_launch();
 }
 
 /// Calls use(T{}) for the type.

@@ -19,6 +19,14 @@ void bind_cuda(py::module_& module) {
   module.def("cuda_free_memory", &cuda_free_memory, py::arg("device"),
              "Bytes of a GPU's memory that nobody has taken. Raises as cuda_devices() does, and "
              "InvalidArgumentError where there is no such GPU.");
+  py::class_<CudaCounts>(module, "CudaCounts", "What this process has asked of GPUs.")
+      .def_readonly("launches", &CudaCounts::launches, "Of kernels and of graphs.")
+      .def_readonly("copies_to_host", &CudaCounts::copies_to_host)
+      .def_readonly("waits", &CudaCounts::waits, "Of the host for a GPU.")
+      .def_readonly("allocations", &CudaCounts::allocations, "Of device and of pinned memory.");
+  module.def("cuda_counts", &cuda_counts,
+             "What this process has asked of GPUs since it began; zeros where specrt was built "
+             "without CUDA.");
 }
 
 }  // namespace specrt::python

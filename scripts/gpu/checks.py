@@ -20,9 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "python"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "python"), str(ROOT / "bench")]
 
 import numpy as np
+import overheads
 import tiny
 from helpers import AlwaysWrong, Branching, HalfRight, Oracle, assert_same, greedy, known
 
@@ -410,6 +412,33 @@ def two_clients(at: Setup) -> str:
     seconds = time.monotonic() - begin
     assert_same([o for o in outputs if o], at.run(at.l2, None, prompts, params), "two clients")
     return f"{seconds:.1f} s"
+
+
+@check
+def rounds_ask_little(at: Setup) -> str:
+    """After warm-up, a round is one wait for the device, one copy from it, a few launches and no
+    allocation, with as little Python as is allowed (fault 169)."""
+    prompts = prompts_of(9, 14, 20, 25)
+    params = greedy(60, ignore_eos=True)
+    with at.engine(at.l2, NGram(num_speculative_tokens=3)) as engine:
+        engine.generate(prompts, params)
+        before = specrt._core.cuda_counts()
+        rounds, python = overheads.python_of_rounds(engine, prompts, params)
+        after = specrt._core.cuda_counts()
+    counts = {
+        name: getattr(after, name) - getattr(before, name)
+        for name in ("launches", "copies_to_host", "waits", "allocations")
+    }
+    if at.device.startswith("cuda"):
+        # The pass, what decides, and moves of accepted paths; rounds with prompts take more.
+        assert counts["launches"] <= 6 * rounds + 200, (rounds, counts)
+        assert rounds <= counts["copies_to_host"] <= rounds + 4, (rounds, counts)
+        assert rounds <= counts["waits"] <= 2 * rounds, (rounds, counts)
+        assert counts["allocations"] == 0, counts
+        assert python <= overheads.bound(len(prompts)), python
+    else:
+        assert not any(counts.values()), counts
+    return f"{rounds} rounds: {counts}, {1e6 * python:.0f} µs of Python in each"
 
 
 @dataclass

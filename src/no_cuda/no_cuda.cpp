@@ -16,6 +16,7 @@ namespace {
 }  // namespace
 
 bool cuda_built() { return false; }
+CudaCounts cuda_counts() { return {}; }
 std::vector<CudaDevice> cuda_devices() { refuse(); }
 
 namespace cuda {

@@ -103,6 +103,7 @@ void HeadDrafter::observe_features(std::span<const ObservedFeatures> batch) {
                                            std::to_string(one.rows.width())));
       }
       if (store_.full()) catch_up();
+      if (!state.has_room) break;  // which catching up may have cost it
       const std::int32_t slot = store_.take();
       one.rows.copy(i, store_.row(slot));
       state.slots.push_back(slot);
@@ -118,15 +119,15 @@ void HeadDrafter::release(SequenceId id) {
     throw InvalidArgument(expected_got(options_.name, "an admitted sequence", std::to_string(id)));
   }
   State& state = found->second;
-  if (state.has_room) {
-    const std::int64_t block = options_.block_size;
-    // What it leaves behind is worth a pass where it fills a block.
-    if (remembers_ && (state.known - 1) / block > state.cached / block) {
-      try {
-        catch_up();
-      } catch (const std::exception&) {  // then it leaves less
-      }
+  const std::int64_t block = options_.block_size;
+  // What it leaves behind is worth a pass where it fills a block.
+  if (state.has_room && remembers_ && (state.known - 1) / block > state.cached / block) {
+    try {
+      catch_up();
+    } catch (const std::exception&) {  // then it leaves less
     }
+  }
+  if (state.has_room) {  // which catching up may have cost it
     for (const std::int32_t slot : state.slots) store_.give_back(slot);
     runner_.cache().remove(id);
     later_.release(id);

@@ -264,6 +264,54 @@ TEST(head_drafter_catches_up) {
   check_catching_up(HeadKind::fused, modules, target, spec.vocab);
 }
 
+// Sequences that outgrow the head's cache while it is idle, so that it learns so when it reads what
+// waits, behind others' rounds, in a preemption or at the end: each goes on without drafts, and
+// what comes later gets some.
+TEST(head_drafter_without_room_lets_go) {
+  const tiny::Spec spec = tiny::small_spec(Precision::f32, 95);
+  const Model target = tiny::random_model(spec);
+  const Model head = random_head(spec, HeadKind::fused, Precision::f32);
+  DraftHeadOptions own = head_options(HeadKind::fused, 2, 3);
+  own.max_rows = 8;
+  own.max_batch_size = 2;
+  own.max_model_len = 64;
+  own.kv_cache_bytes = specrt::kv_cache_bytes_for(head.config(), head.precision(), own, 1, 16);
+  DecoderOptions options = tiny::options_for(target, 2, 64, 4);
+  options.features = own.features;
+  for (const bool preempted : {false, true}) {
+    const std::shared_ptr<Drafter> drafter = specrt::make_head_drafter(head, target, own);
+    Decoder decoder(target, options);
+    specrt::SamplingParams params;
+    params.max_tokens = 40;
+    for (int turn = 0; turn < 12; ++turn) {
+      const Tokens prompt =
+          tiny::random_tokens(800 + static_cast<std::uint64_t>(turn), 6, spec.vocab);
+      const specrt::SequenceId id = decoder.add(prompt, params, drafter);
+      bool waits = preempted;
+      while (!decoder.idle()) {
+        decoder.round({{id, decoder.sequences()[0].prompt_left}});
+        if (waits && decoder.sequences()[0].length == 30) {
+          waits = false;
+          decoder.preempt(id);
+          decoder.resume(id);
+        }
+      }
+    }
+    Request request;
+    request.prompt = tiny::random_tokens(900, 5, spec.vocab);
+    request.params.max_tokens = 9;
+    request.drafter = drafter;
+    const auto outputs = tiny::run(decoder, {request}, [](const Decoder& d, int) {
+      specrt::Plan plan;
+      for (const specrt::SequenceState& s : d.sequences()) {
+        plan.push_back({s.id, s.prompt_left > 0 ? s.prompt_left : 3});
+      }
+      return plan;
+    });
+    CHECK(outputs[0].counters.drafted > 0);
+  }
+}
+
 // What each module makes of the last position, where the second is another: that of all behind it
 // differs, though none of them reads the first.
 TEST(head_modules_read_the_one_before) {

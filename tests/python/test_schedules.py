@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from helpers import fingerprint, greedy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specrt import Engine, SamplingParams, StructuredOutputs
+from specrt import Engine, SamplingParams, Speculation, StructuredOutputs
 from specrt.delivery import Delivery
 from specrt.drafters import DraftModel, Eagle, Merge, NGram, SelfDraft, Suffix
 from specrt.handle import RequestHandle
@@ -39,6 +39,19 @@ PARAMS = [
     SamplingParams(max_tokens=14, seed=6, structured_outputs=StructuredOutputs(regex="[a-f ]+x")),
 ]
 
+
+MANNERS = [
+    None,
+    Speculation(drafter=False),
+    Speculation(policy="off"),
+    Speculation(policy="fixed"),
+    Speculation(policy="fixed", num_speculative_tokens=1),
+    Speculation(policy="ema_tiers"),
+    Speculation(policy="goodput"),
+    Speculation(policy="goodput", num_speculative_tokens=2, target_tpot_seconds=0.001),
+    Speculation(policy="brake"),
+]
+"""How a request drafts, which may not show; the first three are all that no drafter allows."""
 
 EXAMPLES = 43
 """For each of seven drafters."""
@@ -99,6 +112,7 @@ def schedules(draw: st.DrawFn) -> list[tuple[Any, ...]]:
         st.integers(0, len(PROMPTS) - 1),
         st.integers(0, len(PARAMS) - 1),
         st.integers(-1, 1),
+        st.integers(0, len(MANNERS) - 1),
     )
     step = st.tuples(st.just("step"), st.integers(1, 5))
     cancel = st.tuples(st.just("cancel"), st.integers(0, 9))
@@ -126,8 +140,10 @@ def test_every_request_is_as_if_alone(bench: Bench, name: str) -> None:
         under_way: list[tuple[Any, RequestHandle]] = []
         for kind, *what in schedule:
             if kind == "submit":
-                prompt, params, priority = what
-                samples = engine._requests([PROMPTS[prompt]], PARAMS[params])[0]
+                prompt, params, priority, manner = what
+                how = MANNERS[manner % (3 if name == "none" else len(MANNERS))]
+                asked = replace(PARAMS[params], speculation=how)
+                samples = engine._requests([PROMPTS[prompt]], asked)[0]
                 for one in samples:
                     one.priority = priority
                 delivery = Delivery(len(samples))

@@ -67,6 +67,7 @@ set(specrt_sources
     src/model/buffer.cpp
     src/model/calibration.cpp
     src/model/config.cpp
+    src/model/cuda_features.cpp
     src/model/cuda_forward.cpp
     src/model/cuda_inputs.cpp
     src/model/cuda_runner.cpp

@@ -160,6 +160,17 @@ void rms_norm(Type type, const RmsNormArgs& args, std::int64_t rows, Stream stre
   by_type(type, [&](auto t) { launch<RmsNorm<decltype(t)>>({rows}, args, stream); });
 }
 
+void states(Type type, const StatesArgs& args, std::int64_t rows, Stream stream) {
+  for (const void* at :
+       {static_cast<const void*>(args.from), static_cast<const void*>(args.x),
+        static_cast<const void*>(args.positions), static_cast<const void*>(args.weight),
+        static_cast<const void*>(args.rounded), static_cast<const void*>(args.kept),
+        static_cast<const void*>(args.to)}) {
+    require_on_device(at, "states");
+  }
+  by_type(type, [&](auto t) { launch<States<decltype(t)>>({rows}, args, stream); });
+}
+
 void rope_kv(Type type, const RopeKvArgs& args, std::int64_t rows, Stream stream) {
   for (const void* at : {static_cast<const void*>(args.qkv), static_cast<const void*>(args.slots),
                          static_cast<const void*>(args.cos), static_cast<const void*>(args.k),
@@ -240,6 +251,15 @@ void finish_logits(const FinishLogitsArgs& args, std::int64_t rows, Stream strea
 
 void find_tops(const ChooseArgs& args, std::int64_t rows, Stream stream) {
   launch<FindTops>({args.chunks, rows}, args, stream);
+}
+
+void likely(const LikelyArgs& args, std::int64_t rows, Stream stream) {
+  for (const void* at :
+       {static_cast<const void*>(args.logits), static_cast<const void*>(args.out)}) {
+    require_on_device(at, "likely");
+  }
+  launch<LikelyInChunk>({args.chunks, rows}, args, stream);
+  launch<Likely>({rows}, args, stream);
 }
 
 void choose(const ProcessArgs& process, const ChooseArgs& args, std::int64_t rows, Stream stream) {

@@ -34,6 +34,10 @@ void rms_norm(Type type, const RmsNormArgs& args, std::int64_t rows, Stream stre
   by_type(type == Type::bf16, [&](auto t) { launch<RmsNorm<decltype(t)>>({rows}, args, stream); });
 }
 
+void states(Type type, const StatesArgs& args, std::int64_t rows, Stream stream) {
+  by_type(type == Type::bf16, [&](auto t) { launch<States<decltype(t)>>({rows}, args, stream); });
+}
+
 void rope_kv(Type type, const RopeKvArgs& args, std::int64_t rows, Stream stream) {
   by_type(type == Type::bf16,
           [&](auto t) { launch<RopeKv<decltype(t)>>({rows, 2}, args, stream); });

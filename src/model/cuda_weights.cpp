@@ -229,7 +229,15 @@ CudaWeights::CudaWeights(const Model& model, int architecture)
       carrier.send(piece.offset, values.data(), piece.n * 4);
     }
   }
-  head_ = matrix("lm_head");
+  if (layout_.pieces.count("lm_head") != 0) head_ = matrix("lm_head");
+  if (layout_.pieces.count("fc") != 0) entrance_.fc = matrix("fc");
+  entrance_.fc_bias = vector("fc.bias");
+  entrance_.embedding_norm = vector("embedding_norm");
+  entrance_.hidden_norm = vector("hidden_norm");
+  entrance_.input_norm = vector("input_norm");
+  for (std::int64_t p = 0; config.head.part_norms && p < config.head.feature_parts; ++p) {
+    entrance_.part_norms.push_back(vector("part_norms." + std::to_string(p)));
+  }
   if (const auto table = layout_.pieces.find("embedding"); table != layout_.pieces.end()) {
     embedding_ = buffer_.data() + table->second.offset;
   }
@@ -253,6 +261,18 @@ CudaWeights::CudaWeights(const Model& model, int architecture)
     layer.down_bias = vector(at + "mlp.down.bias");
     layers_.push_back(layer);
   }
+}
+
+std::shared_ptr<const CudaWeights> CudaWeights::of(const Model& model, int device) {
+  DeviceCopies& copies = model.data().on_devices;
+  const std::lock_guard lock(copies.mutex);
+  std::weak_ptr<const CudaWeights>& kept = copies.by_device[device];
+  std::shared_ptr<const CudaWeights> weights = kept.lock();
+  if (weights == nullptr) {
+    weights = std::make_shared<const CudaWeights>(model, cuda::architecture_of(device));
+    kept = weights;
+  }
+  return weights;
 }
 
 const float* CudaWeights::vector(const std::string& name) const {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -52,13 +53,27 @@ class CudaWeights {
   /// Copies them to the thread's device, a share at a time. Throws CapacityError where they do not
   /// fit.
   CudaWeights(const Model& model, int architecture);
+  /// A model's weights on that device, which is the thread's: those that are there already, where
+  /// somebody has them.
+  static std::shared_ptr<const CudaWeights> of(const Model& model, int device);
 
   std::int64_t bytes() const { return static_cast<std::int64_t>(buffer_.size()); }
   const Layer& layer(std::int64_t index) const { return layers_[static_cast<std::size_t>(index)]; }
+  /// Without data where a draft head has none of its own.
   const cuda::DeviceMatrix& head() const { return head_; }
-  /// [vocab, hidden] row-major; null where the head doubles as the table.
+  /// [vocab, hidden] row-major; null where the head doubles as the table, or is another model's.
   const void* embedding() const { return embedding_; }
   const float* norm() const { return norm_; }
+  /// How hidden states come into a draft head; what it has not is null.
+  struct Entrance {
+    cuda::DeviceMatrix fc;
+    const float* fc_bias = nullptr;
+    const float* embedding_norm = nullptr;
+    const float* hidden_norm = nullptr;
+    const float* input_norm = nullptr;
+    std::vector<const float*> part_norms;
+  };
+  const Entrance& entrance() const { return entrance_; }
 
  private:
   const float* vector(const std::string& name) const;
@@ -68,6 +83,7 @@ class CudaWeights {
   cuda::DeviceBuffer buffer_;
   std::vector<Layer> layers_;
   cuda::DeviceMatrix head_;
+  Entrance entrance_;
   const void* embedding_ = nullptr;
   const float* norm_ = nullptr;
 };

@@ -7,6 +7,7 @@
 
 #include "device.h"
 #include "kernels/add_block.h"
+#include "kernels/add_silu.h"
 #include "kernels/attention.h"
 #include "kernels/choose.h"
 #include "kernels/commit.h"
@@ -69,6 +70,7 @@ std::int64_t workspace_bytes(const DeviceMatrix& matrix, std::int64_t rows);
 void product(Type type, const DeviceMatrix& matrix, const Product& args, Stream stream);
 
 void add_block(const AddBlockArgs& args, std::int64_t rows, Stream stream);
+void add_silu(Type type, const AddSiluArgs& args, std::int64_t rows, Stream stream);
 void finish_logits(const FinishLogitsArgs& args, std::int64_t rows, Stream stream);
 
 /// ChooseArgs::tops of `rows` rows, of which only what FindTops reads is used.

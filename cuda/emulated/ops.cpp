@@ -168,7 +168,16 @@ void states(Type type, const StatesArgs& args, std::int64_t rows, Stream stream)
         static_cast<const void*>(args.to)}) {
     require_on_device(at, "states");
   }
-  by_type(type, [&](auto t) { launch<States<decltype(t)>>({rows}, args, stream); });
+  by_type(type, [&](auto t) {
+    using Kernel = States<decltype(t)>;
+    emulated::put(stream, [=] {
+      for (std::int64_t row = 0; row < rows; ++row) {
+        if (args.from != nullptr) require_on_device(args.from[row], "states");
+        if (args.to != nullptr) require_on_device(args.to[row], "states");
+      }
+      simt::run_grid<Kernel>({rows}, args, emulated::settings().order);
+    });
+  });
 }
 
 void rope_kv(Type type, const RopeKvArgs& args, std::int64_t rows, Stream stream) {
@@ -242,6 +251,17 @@ void product(Type type, const DeviceMatrix& matrix, const Product& args, Stream 
 
 void add_block(const AddBlockArgs& args, std::int64_t rows, Stream stream) {
   launch<AddBlock>({rows}, args, stream);
+}
+
+void add_silu(Type type, const AddSiluArgs& args, std::int64_t rows, Stream stream) {
+  for (const void* at : {static_cast<const void*>(args.x), static_cast<const void*>(args.block),
+                         static_cast<const void*>(args.rounded)}) {
+    require_on_device(at, "add_silu");
+  }
+  by_type(type, [&](auto t) {
+    using Kernel = AddSilu<decltype(t)>;
+    launch<Kernel>({(args.width + Kernel::kThreads - 1) / Kernel::kThreads, rows}, args, stream);
+  });
 }
 
 void finish_logits(const FinishLogitsArgs& args, std::int64_t rows, Stream stream) {

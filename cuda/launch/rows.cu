@@ -25,6 +25,13 @@ void add_block(const AddBlockArgs& args, std::int64_t rows, Stream stream) {
   launch<AddBlock>({rows}, args, stream);
 }
 
+void add_silu(Type type, const AddSiluArgs& args, std::int64_t rows, Stream stream) {
+  by_type(type == Type::bf16, [&](auto t) {
+    using Kernel = AddSilu<decltype(t)>;
+    launch<Kernel>({(args.width + Kernel::kThreads - 1) / Kernel::kThreads, rows}, args, stream);
+  });
+}
+
 void finish_logits(const FinishLogitsArgs& args, std::int64_t rows, Stream stream) {
   constexpr std::int64_t kThreads = FinishLogits::kThreads;
   launch<FinishLogits>({(args.vocab + kThreads - 1) / kThreads, rows}, args, stream);

@@ -50,46 +50,6 @@ const float* CudaRunner::on_host(const float* device) {
   return reinterpret_cast<const float*>(host_features_.data()) + (device - features_);
 }
 
-void CudaRunner::copy_state(const float* from, float* to, std::int64_t width, CudaRunner* owner) {
-  if (copies_from_.size() == kMostMoves || (!copies_from_.empty() && copies_width_ != width) ||
-      (copies_owner_ != nullptr && owner != copies_owner_)) {
-    flush_states();
-  }
-  copies_from_.push_back(from);
-  copies_to_.push_back(to);
-  copies_width_ = width;
-  copies_owner_ = owner;
-}
-
-void CudaRunner::flush_states() {
-  if (copies_from_.empty()) return;
-  enter();
-  copies_sent_.wait();
-  const std::size_t count = copies_from_.size();
-  auto* staged = reinterpret_cast<const float**>(copies_staging_.data());
-  std::copy(copies_from_.begin(), copies_from_.end(), staged);
-  std::copy(copies_to_.begin(), copies_to_.end(), staged + count);
-  cuda::copy_to_device(copies_at_, staged, 2 * count * sizeof(float*), stream());
-  copies_sent_.record(stream());
-  cuda::StatesArgs args;
-  args.from = reinterpret_cast<const float* const*>(copies_at_);
-  args.to = reinterpret_cast<float* const*>(copies_at_) + count;
-  args.width = copies_width_;
-  if (copies_owner_ != nullptr) {
-    // Behind the pass that made them, and before the next one, which writes others there.
-    copies_done_.record(copies_owner_->stream());
-    copies_done_.hold(stream());
-  }
-  cuda::states(kType, args, static_cast<std::int64_t>(count), stream());
-  if (copies_owner_ != nullptr) {
-    copies_done_.record(stream());
-    copies_done_.hold(copies_owner_->stream());
-  }
-  copies_from_.clear();
-  copies_to_.clear();
-  copies_owner_ = nullptr;
-}
-
 void CudaRunner::forward_head(const PassRows& pass, const KvCache& cache, bool recycled) {
   run(pass, cache, config_.num_layers, recycled ? Entry::recycled : Entry::features);
 }

@@ -32,7 +32,7 @@ void CudaRunner::forward(const PassRows& pass, const KvCache& cache, std::int64_
 void CudaRunner::run(const PassRows& pass, const KvCache& cache, std::int64_t layers, Entry entry) {
   enter();
   flush_moves();
-  flush_states();
+  copies_.flush(stream());
   inputs_.send(pass, cache, stream());
   fetched_ = false;
   const PassShape& shape = inputs_.shape();

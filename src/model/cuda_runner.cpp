@@ -48,13 +48,17 @@ std::optional<int> cuda_device_of(const std::string& device) {
   return std::stoi(number);
 }
 
+void check_cuda_dtype(Precision precision) {
+  if (precision != Precision::f32 && precision != Precision::w8a8) return;
+  throw UnsupportedError(
+      expected_got("dtype", "'bfloat16', 'int8' or 'int4' with device 'cuda'", name_of(precision)));
+}
+
 void check_cuda(const ModelConfig& config, Precision precision, const RunnerOptions& options) {
   const auto refuse = [](const char* what, const char* expected, const std::string& got) {
     throw UnsupportedError(expected_got(what, std::string(expected) + " with device 'cuda'", got));
   };
-  if (precision == Precision::f32 || precision == Precision::w8a8) {
-    refuse("dtype", "'bfloat16', 'int8' or 'int4'", name_of(precision));
-  }
+  check_cuda_dtype(precision);
   const KvDType kv = kv_dtype_from_name(options.kv_cache_dtype, activation_dtype(precision));
   if (kv != KvDType::bf16) refuse("kv_cache_dtype", "'bfloat16'", name_of(kv));
   if (options.block_size < 1 || !std::has_single_bit(static_cast<unsigned>(options.block_size))) {
@@ -139,12 +143,10 @@ struct CudaRunner::Sizes {
   template <typename Take>
   void each(const Take& take) const {
     for (const std::int64_t bytes :
-         {table,    table,         local_table,     local_table,   x,
-          normed,   qkv,           attended,        activated,     block,
-          partials, workspace,     head_in,         logits,        tops,
-          planes,   2 * moves * 8, (moves + 1) * 4, 2 * moves * 8, features,
-          embedded, joined,        parts,           shares,        found,
-          likeliest}) {
+         {table,    table,     local_table,   local_table,     x,         normed,   qkv,
+          attended, activated, block,         partials,        workspace, head_in,  logits,
+          tops,     planes,    2 * moves * 8, (moves + 1) * 4, features,  embedded, joined,
+          parts,    shares,    found,         likeliest}) {
       take(aligned(bytes));
     }
     take(aligned(kLogitRows * 4));
@@ -163,7 +165,8 @@ std::int64_t CudaRunner::workspace_bytes(const ModelConfig& config, const Runner
   return Sizes(config, options, layout).bytes() +
          CudaInputs::bytes(layout, options.max_rows, options.max_batch_size,
                            Runner::longest_in_blocks(config, options),
-                           config.head.kind != HeadKind::none);
+                           config.head.kind != HeadKind::none) +
+         StateCopies::device_bytes();
 }
 
 namespace {
@@ -198,7 +201,8 @@ CudaRunner::CudaRunner(const Model& model, const RunnerOptions& options, const K
       cache_(static_cast<std::size_t>(layout.bytes())),
       inputs_(layout, options.max_rows, options.max_batch_size,
               Runner::longest_in_blocks(config_, options), config_.num_heads / config_.num_kv_heads,
-              config_.head.kind != HeadKind::none) {
+              config_.head.kind != HeadKind::none),
+      copies_(device) {
   const ModelConfig& c = config_;
   wanted_.check(c.num_layers);
   const Sizes sizes(c, options, layout);
@@ -230,7 +234,6 @@ CudaRunner::CudaRunner(const Model& model, const RunnerOptions& options, const K
   device_planes_ = reinterpret_cast<std::byte**>(*part++);
   take(moves_at_);
   take(identity_);
-  take(copies_at_);
   take(features_);
   take(embedded_);
   take_any(joined_);
@@ -268,9 +271,6 @@ CudaRunner::CudaRunner(const Model& model, const RunnerOptions& options, const K
   host_rows_ = cuda::HostBuffer(kLogitRows * sizeof(std::int32_t));
   host_logits_ =
       cuda::HostBuffer(static_cast<std::size_t>(std::max(sizes.logits, sizes.likeliest)));
-  copies_from_.reserve(kMostMoves);
-  copies_to_.reserve(kMostMoves);
-  copies_staging_ = cuda::HostBuffer(2 * kMostMoves * sizeof(float*));
 
   // What never changes.
   const auto send = [&](void* to, const void* from, std::int64_t bytes) {
@@ -320,7 +320,8 @@ MemoryUse CudaRunner::memory() const {
   MemoryUse use;
   use.weights = weights_->bytes();
   use.kv_cache = layout_.bytes();
-  use.workspace = static_cast<std::int64_t>(buffer_.size()) + inputs_.device_bytes();
+  use.workspace = static_cast<std::int64_t>(buffer_.size()) + inputs_.device_bytes() +
+                  StateCopies::device_bytes();
   return use;
 }
 

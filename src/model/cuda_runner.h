@@ -11,6 +11,7 @@
 #include "model/cuda_graphs.h"
 #include "model/cuda_inputs.h"
 #include "model/cuda_weights.h"
+#include "model/state_copies.h"
 #include "specrt/features.h"
 #include "specrt/memory.h"
 
@@ -21,6 +22,8 @@ struct RunnerOptions;
 /// "cpu": none; "cuda", "cuda:1": the number of a GPU. Throws InvalidArgument for anything else.
 std::optional<int> cuda_device_of(const std::string& device);
 
+/// Throws UnsupportedError for weights that no kernel takes.
+void check_cuda_dtype(Precision precision);
 /// Throws UnsupportedError naming what the device does not do of what is asked, and what it does.
 void check_cuda(const ModelConfig& config, Precision precision, const RunnerOptions& options);
 
@@ -59,11 +62,8 @@ class CudaRunner final : public DeviceFeatures {
     return features_ + which * max_rows_ * config_.hidden_size;
   }
   const float* on_host(const float* device) override;
-  /// Brings a state of `width` floats to where it is kept: before the next pass, and before
-  /// `owner`, whose features it is one of, makes its own next pass.
-  void copy_state(const float* from, float* to, std::int64_t width, CudaRunner* owner = nullptr);
-  /// Puts the copies so far on the stream.
-  void flush_states();
+  /// Copies that are made before the next pass, or when they are flushed.
+  StateCopies& copies() { return copies_; }
   /// The pass of a draft head; draft_head.h says what is what.
   void forward_head(const PassRows& pass, const KvCache& cache, bool recycled);
   /// Runner::likely; waits. likely_logits() brings the same rows' logits, and waits too.
@@ -162,16 +162,7 @@ class CudaRunner final : public DeviceFeatures {
   std::int64_t* moves_at_ = nullptr;  // [2, kMostMoves]: from, to
   std::int32_t* identity_ = nullptr;  // [kMostMoves], then their number
 
-  // Copies of states on their way.
-  std::vector<const float*> copies_from_;
-  std::vector<float*> copies_to_;
-  std::int64_t copies_width_ = 0;
-  CudaRunner* copies_owner_ = nullptr;
-  cuda::HostBuffer copies_staging_;
-  cuda::Event copies_sent_;
-  cuda::Event copies_done_;
-  std::byte* copies_at_ = nullptr;  // [2, kMostMoves] pointers: from, to
-
+  StateCopies copies_;
   cuda::HostBuffer host_features_;  // as features_, once somebody has asked
   bool fetched_ = false;            // of the last pass
   std::int64_t likely_rows_ = 0;    // that likely() was asked for last

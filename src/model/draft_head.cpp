@@ -162,31 +162,24 @@ void Runner::forward_head(std::span<const float* const> hidden, std::span<float*
 }
 
 void Runner::copy_features(const FeatureRows& from, std::int64_t i, float* to) {
-  if (cuda_ == nullptr) {
+  if (cuda_ != nullptr) {
+    cuda_->copies().add_features(from, i, to, cuda_->stream());
+  } else {
     from.copy(i, to);
-    return;
-  }
-  auto* const owner = static_cast<CudaRunner*>(from.device());
-  if (owner == nullptr || owner->device() != cuda_->device()) {
-    throw InvalidArgument("[draft head] expected a target on the head's own device, got another");
-  }
-  const std::int64_t hidden = owner->config().hidden_size;
-  for (std::int64_t p = 0; p * hidden < from.width(); ++p) {
-    cuda_->copy_state(from.address(i, p), to + p * hidden, hidden, owner);
   }
 }
 
 void Runner::copy_state(const float* from, float* to) {
   const std::int64_t size = model_.config().hidden_size;
   if (cuda_ != nullptr) {
-    cuda_->copy_state(from, to, size);
+    cuda_->copies().add(from, to, size, cuda_->stream());
   } else {
     std::copy(from, from + size, to);
   }
 }
 
 void Runner::settle_states() {
-  if (cuda_ != nullptr) cuda_->flush_states();
+  if (cuda_ != nullptr) cuda_->copies().flush(cuda_->stream());
 }
 
 void Runner::output_hidden(std::int64_t row, float* out) const {

@@ -60,6 +60,7 @@ bool wants_row_major(int, std::int64_t, std::int64_t) { refuse(); }
 std::int64_t workspace_bytes(const DeviceMatrix&, std::int64_t) { refuse(); }
 void product(Type, const DeviceMatrix&, const Product&, Stream) { refuse(); }
 void add_block(const AddBlockArgs&, std::int64_t, Stream) { refuse(); }
+void add_silu(Type, const AddSiluArgs&, std::int64_t, Stream) { refuse(); }
 void finish_logits(const FinishLogitsArgs&, std::int64_t, Stream) { refuse(); }
 void find_tops(const ChooseArgs&, std::int64_t, Stream) { refuse(); }
 void likely(const LikelyArgs&, std::int64_t, Stream) { refuse(); }

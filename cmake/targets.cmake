@@ -67,8 +67,11 @@ set(specrt_sources
     src/model/buffer.cpp
     src/model/calibration.cpp
     src/model/config.cpp
+    src/model/cuda_arena.cpp
+    src/model/cuda_features.cpp
     src/model/cuda_forward.cpp
     src/model/cuda_inputs.cpp
+    src/model/cuda_medusa.cpp
     src/model/cuda_runner.cpp
     src/model/cuda_weights.cpp
     src/model/draft_head.cpp
@@ -80,7 +83,8 @@ set(specrt_sources
     src/model/model.cpp
     src/model/model_file.cpp
     src/model/runner.cpp
-    src/model/self_draft.cpp)
+    src/model/self_draft.cpp
+    src/model/state_copies.cpp)
 
 add_library(specrt_objects OBJECT ${specrt_sources})
 target_include_directories(

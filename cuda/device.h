@@ -84,6 +84,8 @@ class Event {
   void record(Stream stream);
   /// Returns when the stream has come to where it was last recorded; at once where it never was.
   void wait();
+  /// What is put on `stream` from here on waits for that, and the host does not.
+  void hold(Stream stream);
 
  private:
   void* event_ = nullptr;

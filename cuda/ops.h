@@ -7,15 +7,18 @@
 
 #include "device.h"
 #include "kernels/add_block.h"
+#include "kernels/add_silu.h"
 #include "kernels/attention.h"
 #include "kernels/choose.h"
 #include "kernels/commit.h"
 #include "kernels/embed.h"
 #include "kernels/finish_logits.h"
 #include "kernels/gemm.h"
+#include "kernels/likely.h"
 #include "kernels/process_logits.h"
 #include "kernels/rms_norm.h"
 #include "kernels/rope_kv.h"
+#include "kernels/states.h"
 #include "kernels/verify.h"
 
 namespace specrt::cuda {
@@ -28,6 +31,7 @@ void embed(Type type, const EmbedArgs& args, std::int64_t rows, Stream stream);
 void embed_packed(Type type, Stored stored, const EmbedPackedArgs& args, std::int64_t rows,
                   Stream stream);
 void rms_norm(Type type, const RmsNormArgs& args, std::int64_t rows, Stream stream);
+void states(Type type, const StatesArgs& args, std::int64_t rows, Stream stream);
 void rope_kv(Type type, const RopeKvArgs& args, std::int64_t rows, Stream stream);
 /// Attention and, where a row may have several segments, their combination. Throws UnsupportedError
 /// for heads that no instantiation takes.
@@ -66,10 +70,13 @@ std::int64_t workspace_bytes(const DeviceMatrix& matrix, std::int64_t rows);
 void product(Type type, const DeviceMatrix& matrix, const Product& args, Stream stream);
 
 void add_block(const AddBlockArgs& args, std::int64_t rows, Stream stream);
+void add_silu(Type type, const AddSiluArgs& args, std::int64_t rows, Stream stream);
 void finish_logits(const FinishLogitsArgs& args, std::int64_t rows, Stream stream);
 
 /// ChooseArgs::tops of `rows` rows, of which only what FindTops reads is used.
 void find_tops(const ChooseArgs& args, std::int64_t rows, Stream stream);
+/// LikelyArgs::out of `rows` rows.
+void likely(const LikelyArgs& args, std::int64_t rows, Stream stream);
 /// Processing, choice and log-probability of `rows` rows.
 void choose(const ProcessArgs& process, const ChooseArgs& args, std::int64_t rows, Stream stream);
 void verify(const VerifyArgs& args, std::int64_t sequences, Stream stream);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -120,7 +121,7 @@ struct Work {
   bool kernel = false;
 };
 
-struct Queue {
+struct Queue : std::enable_shared_from_this<Queue> {
   std::deque<Work> work;
   std::int64_t done = 0;  // of all that was ever put here
   bool capturing = false;
@@ -128,13 +129,19 @@ struct Queue {
 };
 
 struct Marker {
-  Queue* queue = nullptr;
+  std::shared_ptr<Queue> queue;
   std::int64_t at = 0;
 };
 
+// A stream is gone with its owner, but for those that still wait for it.
+std::map<Queue*, std::shared_ptr<Queue>>& queues() {
+  static std::map<Queue*, std::shared_ptr<Queue>> all;
+  return all;
+}
+
 Queue& queue_of(Stream stream) {
-  static Queue standard;
-  return stream == nullptr ? standard : *reinterpret_cast<Queue*>(stream);
+  static const auto standard = std::make_shared<Queue>();
+  return stream == nullptr ? *standard : *reinterpret_cast<Queue*>(stream);
 }
 
 bool lost = false;
@@ -264,8 +271,17 @@ HostBuffer& HostBuffer::operator=(HostBuffer&& other) noexcept {
   return *this;
 }
 
-OwnStream::OwnStream() : stream_(reinterpret_cast<Stream>(new Queue())) { require_well(); }
-OwnStream::~OwnStream() { delete reinterpret_cast<Queue*>(stream_); }
+OwnStream::OwnStream() {
+  const std::lock_guard lock(mutex);
+  require_well();
+  auto queue = std::make_shared<Queue>();
+  stream_ = reinterpret_cast<Stream>(queue.get());
+  queues().emplace(queue.get(), std::move(queue));
+}
+OwnStream::~OwnStream() {
+  const std::lock_guard lock(mutex);
+  queues().erase(reinterpret_cast<Queue*>(stream_));
+}
 
 Event::Event() : event_(new Marker()) {}
 Event::~Event() { delete static_cast<Marker*>(event_); }
@@ -273,8 +289,14 @@ void Event::record(Stream stream) {
   const std::lock_guard lock(mutex);
   require_well();
   Queue& queue = queue_of(stream);
-  *static_cast<Marker*>(event_) = {&queue,
+  *static_cast<Marker*>(event_) = {queue.shared_from_this(),
                                    queue.done + static_cast<std::int64_t>(queue.work.size())};
+}
+void Event::hold(Stream stream) {
+  const std::lock_guard lock(mutex);
+  const Marker marker = *static_cast<Marker*>(event_);
+  if (marker.queue == nullptr) return;
+  put_work(queue_of(stream), {[marker] { run_until(*marker.queue, marker.at); }});
 }
 void Event::wait() {
   const std::lock_guard lock(mutex);

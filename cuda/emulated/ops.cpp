@@ -160,6 +160,26 @@ void rms_norm(Type type, const RmsNormArgs& args, std::int64_t rows, Stream stre
   by_type(type, [&](auto t) { launch<RmsNorm<decltype(t)>>({rows}, args, stream); });
 }
 
+void states(Type type, const StatesArgs& args, std::int64_t rows, Stream stream) {
+  for (const void* at :
+       {static_cast<const void*>(args.from), static_cast<const void*>(args.x),
+        static_cast<const void*>(args.positions), static_cast<const void*>(args.weight),
+        static_cast<const void*>(args.rounded), static_cast<const void*>(args.kept),
+        static_cast<const void*>(args.to)}) {
+    require_on_device(at, "states");
+  }
+  by_type(type, [&](auto t) {
+    using Kernel = States<decltype(t)>;
+    emulated::put(stream, [=] {
+      for (std::int64_t row = 0; row < rows; ++row) {
+        if (args.from != nullptr) require_on_device(args.from[row], "states");
+        if (args.to != nullptr) require_on_device(args.to[row], "states");
+      }
+      simt::run_grid<Kernel>({rows}, args, emulated::settings().order);
+    });
+  });
+}
+
 void rope_kv(Type type, const RopeKvArgs& args, std::int64_t rows, Stream stream) {
   for (const void* at : {static_cast<const void*>(args.qkv), static_cast<const void*>(args.slots),
                          static_cast<const void*>(args.cos), static_cast<const void*>(args.k),
@@ -233,6 +253,17 @@ void add_block(const AddBlockArgs& args, std::int64_t rows, Stream stream) {
   launch<AddBlock>({rows}, args, stream);
 }
 
+void add_silu(Type type, const AddSiluArgs& args, std::int64_t rows, Stream stream) {
+  for (const void* at : {static_cast<const void*>(args.x), static_cast<const void*>(args.block),
+                         static_cast<const void*>(args.rounded)}) {
+    require_on_device(at, "add_silu");
+  }
+  by_type(type, [&](auto t) {
+    using Kernel = AddSilu<decltype(t)>;
+    launch<Kernel>({(args.width + Kernel::kThreads - 1) / Kernel::kThreads, rows}, args, stream);
+  });
+}
+
 void finish_logits(const FinishLogitsArgs& args, std::int64_t rows, Stream stream) {
   constexpr std::int64_t kThreads = FinishLogits::kThreads;
   launch<FinishLogits>({(args.vocab + kThreads - 1) / kThreads, rows}, args, stream);
@@ -240,6 +271,15 @@ void finish_logits(const FinishLogitsArgs& args, std::int64_t rows, Stream strea
 
 void find_tops(const ChooseArgs& args, std::int64_t rows, Stream stream) {
   launch<FindTops>({args.chunks, rows}, args, stream);
+}
+
+void likely(const LikelyArgs& args, std::int64_t rows, Stream stream) {
+  for (const void* at :
+       {static_cast<const void*>(args.logits), static_cast<const void*>(args.out)}) {
+    require_on_device(at, "likely");
+  }
+  launch<LikelyInChunk>({args.chunks, rows}, args, stream);
+  launch<Likely>({rows}, args, stream);
 }
 
 void choose(const ProcessArgs& process, const ChooseArgs& args, std::int64_t rows, Stream stream) {

@@ -7,6 +7,11 @@ void find_tops(const ChooseArgs& args, std::int64_t rows, Stream stream) {
   launch<FindTops>({args.chunks, rows}, args, stream);
 }
 
+void likely(const LikelyArgs& args, std::int64_t rows, Stream stream) {
+  launch<LikelyInChunk>({args.chunks, rows}, args, stream);
+  launch<Likely>({rows}, args, stream);
+}
+
 void choose(const ProcessArgs& process, const ChooseArgs& args, std::int64_t rows, Stream stream) {
   launch<ProcessLogits>({rows}, process, stream);
   launch<FindTops>({args.chunks, rows}, args, stream);

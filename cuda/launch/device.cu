@@ -161,6 +161,10 @@ void Event::record(Stream stream) {
   check(cudaEventRecord(static_cast<cudaEvent_t>(event_), stream), "event");
 }
 
+void Event::hold(Stream stream) {
+  check(cudaStreamWaitEvent(stream, static_cast<cudaEvent_t>(event_), 0), "event");
+}
+
 void Event::wait() {
   count(waits);
   check(cudaEventSynchronize(static_cast<cudaEvent_t>(event_)), "a kernel");

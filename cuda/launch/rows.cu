@@ -25,6 +25,13 @@ void add_block(const AddBlockArgs& args, std::int64_t rows, Stream stream) {
   launch<AddBlock>({rows}, args, stream);
 }
 
+void add_silu(Type type, const AddSiluArgs& args, std::int64_t rows, Stream stream) {
+  by_type(type == Type::bf16, [&](auto t) {
+    using Kernel = AddSilu<decltype(t)>;
+    launch<Kernel>({(args.width + Kernel::kThreads - 1) / Kernel::kThreads, rows}, args, stream);
+  });
+}
+
 void finish_logits(const FinishLogitsArgs& args, std::int64_t rows, Stream stream) {
   constexpr std::int64_t kThreads = FinishLogits::kThreads;
   launch<FinishLogits>({(args.vocab + kThreads - 1) / kThreads, rows}, args, stream);
@@ -32,6 +39,10 @@ void finish_logits(const FinishLogitsArgs& args, std::int64_t rows, Stream strea
 
 void rms_norm(Type type, const RmsNormArgs& args, std::int64_t rows, Stream stream) {
   by_type(type == Type::bf16, [&](auto t) { launch<RmsNorm<decltype(t)>>({rows}, args, stream); });
+}
+
+void states(Type type, const StatesArgs& args, std::int64_t rows, Stream stream) {
+  by_type(type == Type::bf16, [&](auto t) { launch<States<decltype(t)>>({rows}, args, stream); });
 }
 
 void rope_kv(Type type, const RopeKvArgs& args, std::int64_t rows, Stream stream) {

@@ -39,8 +39,8 @@ struct SPECRT_API DecoderOptions {
   std::shared_ptr<ThreadTeam> team;  ///< null: one of its own, of `threads` and `pin_threads`
   std::string cpu_isa = "auto";
   /// "cpu", or "cuda" or "cuda:N": an NVIDIA GPU, which takes bfloat16, int8 and int4 weights and
-  /// bfloat16 KV caches, and drafters that read no hidden states. Another device is another result,
-  /// within the precision's tolerance. Memory is then the GPU's.
+  /// bfloat16 KV caches. Another device is another result, within the precision's tolerance. Memory
+  /// is then the GPU's.
   std::string device = "cpu";
   bool enable_prefix_caching = true;  ///< later prompts share blocks with the same beginning
   TargetFeatures features;            ///< what drafters may read: all that any of them does

@@ -26,21 +26,33 @@ struct SPECRT_API TargetFeatures {
   void check(std::int64_t num_layers) const;
 };
 
+/// Whoever has features in a device's memory.
+class SPECRT_API DeviceFeatures {
+ public:
+  /// Where the host finds what lies at `device`. The first call behind a pass copies and waits.
+  virtual const float* on_host(const float* device) = 0;
+
+ protected:
+  ~DeviceFeatures() = default;
+};
+
 /// Features of consecutive committed tokens of one sequence, where the pass left them: valid
 /// during the call that hands them over.
 class FeatureRows {
  public:
   FeatureRows() = default;
+  /// With a device, `parts` are in its memory.
   FeatureRows(std::span<const float* const> parts, std::span<const std::int64_t> rows,
-              std::int64_t hidden)
-      : parts_(parts), rows_(rows), hidden_(hidden) {}
+              std::int64_t hidden, DeviceFeatures* device = nullptr)
+      : parts_(parts), rows_(rows), hidden_(hidden), device_(device) {}
 
   std::int64_t size() const { return static_cast<std::int64_t>(rows_.size()); }
   std::int64_t width() const { return static_cast<std::int64_t>(parts_.size()) * hidden_; }
   /// One feature of token i, [hidden], by its place in the drafter's features().
   std::span<const float> part(std::int64_t i, std::int64_t which) const {
-    return {parts_[static_cast<std::size_t>(which)] + rows_[static_cast<std::size_t>(i)] * hidden_,
-            static_cast<std::size_t>(hidden_)};
+    const float* from = address(i, which);
+    if (device_ != nullptr) from = device_->on_host(from);
+    return {from, static_cast<std::size_t>(hidden_)};
   }
   /// All of them, one behind the other, [width].
   void copy(std::int64_t i, float* out) const {
@@ -50,10 +62,17 @@ class FeatureRows {
     }
   }
 
+  /// For drafters that read them on the device: whose they are, else null; and where they lie.
+  DeviceFeatures* device() const { return device_; }
+  const float* address(std::int64_t i, std::int64_t which) const {
+    return parts_[static_cast<std::size_t>(which)] + rows_[static_cast<std::size_t>(i)] * hidden_;
+  }
+
  private:
   std::span<const float* const> parts_;
   std::span<const std::int64_t> rows_;
   std::int64_t hidden_ = 0;
+  DeviceFeatures* device_ = nullptr;
 };
 
 /// What a round tells a drafter of one sequence.

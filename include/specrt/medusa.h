@@ -91,6 +91,7 @@ struct SPECRT_API MedusaOptions {
   int threads = 0;
   std::shared_ptr<ThreadTeam> team;  ///< null: one of its own; the decoder's is best
   std::string cpu_isa = "auto";
+  std::string device = "cpu";  ///< as DecoderOptions has it
 };
 
 /// Drafts trees of the heads' alternatives: those of rank r at depth d are head d - 1's. Greedy
@@ -102,6 +103,6 @@ SPECRT_API std::shared_ptr<Drafter> make_medusa_drafter(const MedusaHeads& heads
 
 /// What it takes, before it is made.
 SPECRT_API MemoryUse memory_of_medusa(const MedusaConfig& config, Precision precision,
-                                      int max_batch_size);
+                                      int max_batch_size, const std::string& device = "cpu");
 
 }  // namespace specrt

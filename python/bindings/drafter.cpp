@@ -207,13 +207,14 @@ void bind_drafter(py::module_& module) {
          int block_size, const std::string& kv_cache_dtype, bool enable_prefix_caching,
          std::vector<std::int64_t> feature_layers, bool feature_normed, std::int64_t depth,
          std::int64_t top_k, std::vector<TokenId> target_of_draft, std::shared_ptr<ThreadTeam> team,
-         const std::string& cpu_isa, bool check_invariants) {
+         const std::string& cpu_isa, const std::string& device, bool check_invariants) {
         DraftHeadOptions options = head_options(
             name, kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
             kv_cache_dtype, enable_prefix_caching, std::move(feature_layers), feature_normed, depth,
             top_k, std::ssize(modules), std::move(target_of_draft));
         options.team = std::move(team);
         options.cpu_isa = cpu_isa;
+        options.device = device;
         options.check_invariants = check_invariants;
         const py::gil_scoped_release released;
         return make_head_drafter(std::span(modules), target, options);
@@ -223,7 +224,7 @@ void bind_drafter(py::module_& module) {
       py::arg("max_rows"), py::arg("block_size"), py::arg("kv_cache_dtype"),
       py::arg("enable_prefix_caching"), py::arg("feature_layers"), py::arg("feature_normed"),
       py::arg("depth"), py::arg("top_k"), py::arg("target_of_draft"), py::arg("team"),
-      py::arg("cpu_isa"), py::arg("check_invariants") = false,
+      py::arg("cpu_isa"), py::arg("device") = "cpu", py::arg("check_invariants") = false,
       "A head over the target's hidden states: a chain (top_k 1) or EAGLE-2's trees. Of several "
       "modules the k-th drafts the k-th token.");
   module.def(
@@ -232,20 +233,21 @@ void bind_drafter(py::module_& module) {
          std::int64_t kv_cache_bytes, std::int64_t max_model_len, int max_batch_size, int max_rows,
          int block_size, const std::string& kv_cache_dtype, bool enable_prefix_caching,
          std::vector<std::int64_t> feature_layers, bool feature_normed, std::int64_t depth,
-         std::int64_t top_k, std::int64_t modules, std::vector<TokenId> target_of_draft) {
-        return memory_of(
-            config, precision_from_name(dtype),
+         std::int64_t top_k, std::int64_t modules, std::vector<TokenId> target_of_draft,
+         const std::string& device) {
+        DraftHeadOptions options =
             head_options("", kv_cache_bytes, max_model_len, max_batch_size, max_rows, block_size,
                          kv_cache_dtype, enable_prefix_caching, std::move(feature_layers),
-                         feature_normed, depth, top_k, modules, std::move(target_of_draft)),
-            target_vocab_size);
+                         feature_normed, depth, top_k, modules, std::move(target_of_draft));
+        options.device = device;
+        return memory_of(config, precision_from_name(dtype), options, target_vocab_size);
       },
       py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("target_vocab_size"),
       py::arg("kv_cache_bytes"), py::arg("max_model_len"), py::arg("max_batch_size"),
       py::arg("max_rows"), py::arg("block_size"), py::arg("kv_cache_dtype"),
       py::arg("enable_prefix_caching"), py::arg("feature_layers"), py::arg("feature_normed"),
       py::arg("depth"), py::arg("top_k"), py::arg("modules"), py::arg("target_of_draft"),
-      "What make_head_drafter() takes, before it is made.");
+      py::arg("device") = "cpu", "What make_head_drafter() takes, before it is made.");
   module.def(
       "head_kv_cache_bytes_for",
       [](const ModelConfig& config, const std::string& dtype, std::int64_t max_model_len,

@@ -53,11 +53,12 @@ void bind_medusa(py::module_& module) {
       py::arg("config"), "(canonical name, shape) of every tensor of such heads.");
   module.def(
       "memory_of_medusa",
-      [](const MedusaConfig& config, const std::string& dtype, int max_batch_size) {
-        return memory_of_medusa(config, precision_from_name(dtype), max_batch_size);
+      [](const MedusaConfig& config, const std::string& dtype, int max_batch_size,
+         const std::string& device) {
+        return memory_of_medusa(config, precision_from_name(dtype), max_batch_size, device);
       },
       py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("max_batch_size"),
-      "What a Medusa drafter takes, before it is made.");
+      py::arg("device") = "cpu", "What a Medusa drafter takes, before it is made.");
 
   py::class_<MedusaHeads>(module, "MedusaHeads", "Packed, immutable Medusa heads.")
       .def_property_readonly("config", &MedusaHeads::config, py::return_value_policy::copy)
@@ -92,16 +93,17 @@ void bind_medusa(py::module_& module) {
   module.def(
       "make_medusa_drafter",
       [](const MedusaHeads& heads, const StaticTree& tree, int max_batch_size,
-         std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa) {
+         std::shared_ptr<ThreadTeam> team, const std::string& cpu_isa, const std::string& device) {
         MedusaOptions options;
         options.tree = tree;
         options.max_batch_size = max_batch_size;
         options.team = std::move(team);
         options.cpu_isa = cpu_isa;
+        options.device = device;
         return make_medusa_drafter(heads, options);
       },
       py::arg("heads"), py::kw_only(), py::arg("tree"), py::arg("max_batch_size"), py::arg("team"),
-      py::arg("cpu_isa"));
+      py::arg("cpu_isa"), py::arg("device") = "cpu");
 }
 
 }  // namespace specrt::python

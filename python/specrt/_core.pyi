@@ -930,6 +930,7 @@ def head_memory_of(
     top_k: typing.SupportsInt | typing.SupportsIndex,
     modules: typing.SupportsInt | typing.SupportsIndex,
     target_of_draft: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    device: str = "cpu",
 ) -> MemoryUse:
     """
     What make_head_drafter() takes, before it is made.
@@ -973,6 +974,7 @@ def make_head_drafter(
     target_of_draft: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
     team: ThreadTeam,
     cpu_isa: str,
+    device: str = "cpu",
     check_invariants: bool = False,
 ) -> CoreDrafter:
     """
@@ -995,6 +997,7 @@ def make_medusa_drafter(
     max_batch_size: typing.SupportsInt | typing.SupportsIndex,
     team: ThreadTeam,
     cpu_isa: str,
+    device: str = "cpu",
 ) -> CoreDrafter: ...
 def make_merge_drafter(
     parts: collections.abc.Sequence[CoreDrafter],
@@ -1127,7 +1130,11 @@ def memory_of_layers_drafter(target: ModelConfig) -> MemoryUse:
 
 
 def memory_of_medusa(
-    config: MedusaConfig, dtype: str, *, max_batch_size: typing.SupportsInt | typing.SupportsIndex
+    config: MedusaConfig,
+    dtype: str,
+    *,
+    max_batch_size: typing.SupportsInt | typing.SupportsIndex,
+    device: str = "cpu",
 ) -> MemoryUse:
     """
     What a Medusa drafter takes, before it is made.

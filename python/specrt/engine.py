@@ -96,9 +96,8 @@ class Engine:
             folder or hub id of an EAGLE or Medusa head, or an object of `specrt.drafters`.
         tokenizer: a Hugging Face tokenizer, or where to load one; None takes the target's own.
         device: "auto" (the CPU), "cpu", "cuda" or "cuda:N": an NVIDIA GPU, in a build with CUDA. It
-            takes dtypes "bfloat16", "int8" and "int4", a bfloat16 KV cache, and drafters that read
-            no hidden states of the target; what it does not take is refused by name. No GPU has run
-            it so far: see README.
+            takes dtypes "bfloat16", "int8" and "int4", a bfloat16 KV cache, and every drafter; what
+            it does not take is refused by name. No GPU has run it so far: see README.
         dtype: of weights: "float32", "bfloat16", "int8" or "int4" (the weights alone), or "w8a8"
             (int8 activations too). "auto" is float32 for float32 checkpoints, else bfloat16.
         threads: None takes the cores that this process may use.
@@ -193,7 +192,9 @@ class Engine:
         part: Parts | None = None
         try:
             if spec is not None:
-                asked = Asked(num_speculative_tokens, max_model_len, max_batch_size, verification)
+                asked = Asked(
+                    num_speculative_tokens, max_model_len, max_batch_size, verification, on
+                )
                 part = open_parts(spec, opened, asked)
                 draft_tokens = part.draft_tokens
             speculation = Defaults(

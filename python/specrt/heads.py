@@ -65,6 +65,7 @@ class OpenedHead:
             **options,
             team=team,
             cpu_isa=isa,
+            device=sizes.device,
             check_invariants=check_invariants,
         )
 

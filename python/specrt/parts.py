@@ -50,6 +50,7 @@ class Asked:
     max_model_len: int | None
     max_batch_size: int
     verification: str
+    device: str = "cpu"
     merged: bool = False
     """`draft_tokens` are those of a `Merge`."""
 
@@ -214,7 +215,7 @@ class MedusaPart(Part):
             check_tree(self.tree, asked.verification)
             self.draft_tokens = draft_tokens_of(spec, asked.draft_tokens, self.tree)
             self.most_draft_tokens = self.draft_tokens
-            self.fixed = medusa_use(self.checkpoint, asked.max_batch_size)
+            self.fixed = medusa_use(self.checkpoint, asked.max_batch_size, asked.device)
         except BaseException:
             self.checkpoint.close()
             raise
@@ -229,6 +230,7 @@ class MedusaPart(Part):
             max_batch_size=frame.sizes.max_batch_size,
             team=frame.team,
             cpu_isa=frame.isa,
+            device=frame.sizes.device,
         )
 
     def close(self) -> None:

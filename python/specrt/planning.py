@@ -356,10 +356,10 @@ def layers_use(spec: AnyDrafter | None, target: ModelShape) -> _core.MemoryUse |
     return None
 
 
-def medusa_use(checkpoint: MedusaCheckpoint, max_batch_size: int) -> _core.MemoryUse:
+def medusa_use(checkpoint: MedusaCheckpoint, max_batch_size: int, device: str) -> _core.MemoryUse:
     """What Medusa heads take."""
     return _core.memory_of_medusa(
-        checkpoint.config, checkpoint.dtype, max_batch_size=max_batch_size
+        checkpoint.config, checkpoint.dtype, max_batch_size=max_batch_size, device=device
     )
 
 
@@ -386,6 +386,7 @@ def plan_memory(
                 target_of_draft=list(drafter.target_of_draft),
                 **options,
                 **drafter.options(),
+                device=sizes.device,
             )
         else:
             other = _core.memory_of(drafter.config, drafter.dtype, **options, device=sizes.device)
@@ -460,6 +461,7 @@ def plan(
     from .assembly import draft_tokens_of
     from .heads import open_head
 
+    device = resolve_device(device)
     whole = resolve(drafter)
     draft_tokens_of(whole, num_speculative_tokens)  # checks it
     spec = model_part_of(whole)
@@ -489,7 +491,7 @@ def plan(
         heads, _ = spec.open(shape.config, shape.dtype)
         heads.close()
         check_positive(max_batch_size=max_batch_size)
-        fixed = medusa_use(heads, max_batch_size)
+        fixed = medusa_use(heads, max_batch_size, device)
         features = MEDUSA_FEATURES
     sizes = plan_sizes(
         shape,
@@ -502,7 +504,7 @@ def plan(
         kv_cache_dtype=kv_cache_dtype,
         enable_prefix_caching=enable_prefix_caching,
         features=features,
-        device=resolve_device(device),
+        device=device,
     )
     return plan_memory(shape, drafter_shape, sizes, fixed)
 

@@ -30,7 +30,7 @@ from helpers import AlwaysWrong, Branching, HalfRight, Oracle, assert_same, gree
 
 import specrt
 from specrt import RequestOutput, SamplingParams
-from specrt.drafters import DraftModel, Eagle, Eagle3, NGram, SelfDraft, Suffix
+from specrt.drafters import DraftModel, Eagle, Eagle3, Medusa, NGram, SelfDraft, Suffix
 
 VOCAB = 128
 CHECKS: dict[str, Callable[[Setup], str]] = {}
@@ -381,6 +381,36 @@ def heads_draft(at: Setup) -> str:
     drafted, good = accepted(outputs)
     assert drafted > 0
     return f"9 of 9 accepted; EAGLE-3, random: {good} of {drafted}"
+
+
+@check
+def medusa_drafts(at: Setup) -> str:
+    """Medusa heads whose every draft is right have all of them accepted, by greedy requests and
+    beside sampled ones (fault 176)."""
+    from safetensors.numpy import save_file
+
+    size = 16
+    target = at.model("counter16", vocab=size)
+    folder = at.folder / "medusa16"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(
+        json.dumps({"medusa_num_heads": 3, "medusa_num_layers": 1, "base_model_name_or_path": "x"})
+    )
+    tensors = {}
+    for i in range(3):
+        tensors[f"{i}.0.linear.weight"] = np.zeros((size, size), np.float32)
+        tensors[f"{i}.0.linear.bias"] = np.zeros(size, np.float32)
+        # The state is the last token's one-hot; head i says what comes i + 2 behind it.
+        tensors[f"{i}.1.weight"] = np.roll(np.eye(size, dtype=np.float32), i + 2, 0).copy()
+    save_file(tensors, folder / "medusa_lm_head.safetensors")
+    drafter = Medusa(folder, tree="chain")
+    both = [greedy(13), SamplingParams(max_tokens=13, temperature=0.3, seed=1)]
+    for params in (both[:1], both):
+        outputs = at.run(target, drafter, [[3, 4, 5]] * len(params), params)
+        for output in outputs:
+            assert output.token_ids == [(6 + i) % size for i in range(13)]
+        assert accepted(outputs[:1]) == (9, 9)
+    return "9 of 9 accepted"
 
 
 @check

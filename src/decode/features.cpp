@@ -63,10 +63,11 @@ void Decoder::Impl::hand_over_features() {
     observed.clear();
     for (; last < drafting.size() && drafting[last]->drafter.get() == drafter; ++last) {
       Sequence& s = *drafting[last];
-      observed.push_back({s.id,
-                          s.first_feature,
-                          {s.features, s.feature_rows, runner.config().hidden_size},
-                          s.tokens});
+      observed.push_back(
+          {s.id,
+           s.first_feature,
+           {s.features, s.feature_rows, runner.config().hidden_size, runner.device_features()},
+           s.tokens});
     }
     try {
       drafter->observe_features(observed);

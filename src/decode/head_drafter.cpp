@@ -16,6 +16,12 @@ RunnerOptions with_team(RunnerOptions runner, const DraftHeadOptions& options) {
   return runner;
 }
 
+// On a GPU all modules run on one stream, so that each finds what the one before has made.
+RunnerOptions beside(RunnerOptions options, const Runner& first) {
+  if (first.cuda() != nullptr) options.stream = first.cuda()->shared_stream();
+  return options;
+}
+
 }  // namespace
 
 HeadDrafter::HeadDrafter(std::span<const Model> modules, const Model& target,
@@ -26,20 +32,23 @@ HeadDrafter::HeadDrafter(std::span<const Model> modules, const Model& target,
       runner_options_(with_team(sizes_.runner, options)),
       runner_(modules.front(), runner_options_, target),
       chooser_(runner_.kernels(), std::max(target_vocab_, runner_.config().vocab_size)),
-      store_(sizes_.feature_rows, sizes_.feature_width),
+      store_(runner_.hold(sizes_.feature_rows, sizes_.feature_width), sizes_.feature_rows),
       keys_(target_vocab_),
       remembers_(options.enable_prefix_caching &&
                  HeadKeys(target_vocab_, options.modules).usable(options.block_size)),
-      later_(modules.subspan(1), target, sizes_, runner_options_, target_vocab_, remembers_),
+      later_(modules.subspan(1), target, sizes_, beside(runner_options_, runner_), target_vocab_,
+             remembers_),
       active_(static_cast<std::size_t>(sizes_.sequences)) {
   const Model& head = modules.front();
   step_bytes_ = head.data().bytes_read(head.config().num_layers);
   if (!head.config().head.own_lm_head) step_bytes_ += target.data().bytes_read(0);
-  const auto states = static_cast<std::size_t>(sizes_.state_rows * head.config().hidden_size);
-  for (auto& one : hidden_) one.resize(states);
+  for (HeldRows& one : hidden_) {
+    one = runner_.hold(sizes_.state_rows, head.config().hidden_size);
+  }
   if (!options.target_of_draft.empty()) by_target_.resize(static_cast<std::size_t>(target_vocab_));
   const auto rows = static_cast<std::size_t>(options.max_rows);
   inputs_.reserve(rows);
+  outputs_.reserve(rows);
   level_.reserve(rows);
   next_.reserve(rows);
   logit_rows_.reserve(static_cast<std::size_t>(Runner::kLogitRows));
@@ -105,12 +114,13 @@ void HeadDrafter::observe_features(std::span<const ObservedFeatures> batch) {
       if (store_.full()) catch_up();
       if (!state.has_room) break;  // which catching up may have cost it
       const std::int32_t slot = store_.take();
-      one.rows.copy(i, store_.row(slot));
+      runner_.copy_features(one.rows, i, store_.row(slot));
       state.slots.push_back(slot);
       state.tokens.push_back(one.tokens[static_cast<std::size_t>(state.known + 1)]);
       ++state.known;
     }
   }
+  runner_.settle_states();
 }
 
 void HeadDrafter::release(SequenceId id) {
@@ -170,16 +180,17 @@ void HeadDrafter::feed(SequenceId id, State& state, std::int64_t count) {
   const std::int64_t row = runner_.add_committed(id, tokens);
   for (std::int64_t i = 0; i < count; ++i) {
     inputs_.push_back(store_.row(state.slots[static_cast<std::size_t>(skipped + i)]));
+    outputs_.push_back(later_.any() ? later_.input(row + i) : nullptr);
   }
   fed_.push_back({id, &state, {id, state.cached, row, tokens}});
 }
 
 // Runs the rows of fed_. Each last position's features stay, so that it can be run again.
 void HeadDrafter::run_fed() {
-  runner_.forward_head(inputs_, false);
+  runner_.forward_head(inputs_, outputs_, false);
   pieces_.clear();
   for (const Fed& one : fed_) pieces_.push_back(one.piece);
-  later_.follow(runner_, pieces_);
+  later_.follow(pieces_);
   for (const Fed& one : fed_) {
     State& state = *one.state;
     const std::int64_t count = std::ssize(one.piece.tokens);
@@ -205,6 +216,7 @@ void HeadDrafter::catch_up() {
     more = false;
     runner_.begin();
     inputs_.clear();
+    outputs_.clear();
     fed_.clear();
     for (auto& [id, state] : states_) {
       if (!state.has_room) continue;
@@ -314,7 +326,7 @@ void HeadDrafter::run_level(std::int64_t level) {
   const bool begins = level <= later_.count();
   begins ? runner.begin() : runner.begin_level();
   inputs_.clear();
-  const std::int64_t size = runner.config().hidden_size;
+  outputs_.clear();
   const auto find = [](std::vector<Row>& rows, const Row& child, std::int32_t node) -> Row* {
     const auto found = std::find_if(rows.begin(), rows.end(), [&](const Row& row) {
       return row.active == child.active && row.node == node;
@@ -331,15 +343,14 @@ void HeadDrafter::run_level(std::int64_t level) {
     row.row = runner.add_node(id, token_of(row), first ? -1 : before->scratch);
     row.scratch = runner.scratch_of(row.row);
     inputs_.push_back(above == nullptr ? later_.last_state(id, module - 1)
-                                       : hidden_[now_].data() + above->state * size);
+                                       : hidden_[now_].row(above->state));
   }
-  runner.forward_head(inputs_, true);
   now_ = 1 - now_;
-  std::int64_t place = 0;
   for (Row& row : next_) {
-    row.state = place++;
-    runner.output_hidden(row.row, hidden_[now_].data() + row.state * size);
+    row.state = std::ssize(outputs_);
+    outputs_.push_back(hidden_[now_].row(row.state));
   }
+  runner.forward_head(inputs_, outputs_, true);
   std::swap(level_, next_);
   drafting_ = &runner;
 }
@@ -350,11 +361,11 @@ void HeadDrafter::root_level() {
   std::size_t begun = 0;
   now_ = 0;
   runner_.begin();
-  const std::int64_t size = runner_.config().hidden_size;
   roots_.clear();
   while (begun < active_count_) {
     runner_.begin_level();
     inputs_.clear();
+    outputs_.clear();
     fed_.clear();
     level_.clear();
     for (std::size_t i = begun; i < active_count_ && runner_.rows() < runner_.max_rows(); ++i) {
@@ -364,12 +375,11 @@ void HeadDrafter::root_level() {
       feed(a.request->id, *a.state, count);
       if (count < left) break;
       level_.push_back({&a, -1, -1, runner_.rows() - 1, static_cast<std::int64_t>(i)});
+      // Of several modules the next one goes on from here.
+      if (!later_.any()) outputs_.back() = hidden_[now_].row(static_cast<std::int64_t>(i));
       ++begun;
     }
     run_fed();
-    for (const Row& row : level_) {
-      runner_.output_hidden(row.row, hidden_[now_].data() + row.state * size);
-    }
     drafting_ = &runner_;
     expand(0);
     roots_.insert(roots_.end(), level_.begin(), level_.end());
@@ -413,9 +423,9 @@ void HeadDrafter::expand(std::size_t first) {
         std::min(level_.size(), first + static_cast<std::size_t>(Runner::kLogitRows));
     logit_rows_.clear();
     for (std::size_t i = first; i < last; ++i) logit_rows_.push_back(level_[i].row);
-    const std::span<const float> logits = drafting_->logits(logit_rows_);
     const std::span<const Runner::Candidate> likely =
-        drafting_->likely(static_cast<std::int64_t>(last - first), options_.top_k);
+        drafting_->likely(logit_rows_, options_.top_k);
+    std::span<const float> logits;  // for those that ask for more
     for (std::size_t i = first; i < last; ++i) {
       const Row& row = level_[i];
       Active& a = *row.active;
@@ -427,6 +437,7 @@ void HeadDrafter::expand(std::size_t first) {
           const auto k = static_cast<std::size_t>(options_.top_k);
           add_likely(row, likely.subspan((i - first) * k, k));
         } else {
+          if (logits.empty()) logits = drafting_->likely_logits();
           add_processed(row, logits.subspan((i - first) * vocab, vocab));
         }
       } catch (const Error&) {

@@ -109,7 +109,7 @@ class HeadDrafter final : public Drafter {
   bool remembers_ = false;  // shares blocks of prompts that begin alike
   HeadModules later_;       // behind the first, which runner_ runs
   std::unordered_map<SequenceId, State> states_;
-  std::array<std::vector<float>, 2> hidden_;  // the head's own states, of a level and of the next
+  std::array<HeldRows, 2> hidden_;  // the head's own states, of a level and of the next
   std::size_t now_ = 0;
   std::vector<float> by_target_;
   std::int64_t step_bytes_ = 0;  // that a step reads
@@ -124,6 +124,7 @@ class HeadDrafter final : public Drafter {
   std::vector<Fed> fed_;
   std::vector<HeadModules::Piece> pieces_;
   std::vector<const float*> inputs_;
+  std::vector<float*> outputs_;
   std::vector<std::int64_t> logit_rows_;
   std::vector<TokenId> path_;
   TokenLogprobs logprobs_;

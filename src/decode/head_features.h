@@ -2,8 +2,10 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "model/held_rows.h"
 #include "specrt/types.h"
 
 namespace specrt {
@@ -11,8 +13,7 @@ namespace specrt {
 /// Target features that wait for the head to read them: rows of one buffer, given out one by one.
 class FeatureStore {
  public:
-  FeatureStore(std::int64_t rows, std::int64_t width)
-      : width_(width), values_(static_cast<std::size_t>(rows * width)) {
+  FeatureStore(HeldRows room, std::int64_t rows) : room_(std::move(room)) {
     free_.reserve(static_cast<std::size_t>(rows));
     for (std::int64_t i = rows; i-- > 0;) free_.push_back(static_cast<std::int32_t>(i));
   }
@@ -24,11 +25,10 @@ class FeatureStore {
     return slot;
   }
   void give_back(std::int32_t slot) { free_.push_back(slot); }
-  float* row(std::int32_t slot) { return values_.data() + slot * width_; }
+  float* row(std::int32_t slot) const { return room_.row(slot); }
 
  private:
-  std::int64_t width_ = 0;
-  std::vector<float> values_;
+  HeldRows room_;
   std::vector<std::int32_t> free_;
 };
 

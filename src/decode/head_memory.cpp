@@ -41,9 +41,10 @@ HeadSizes::HeadSizes(const ModelConfig& head, const DraftHeadOptions& options) {
 std::int64_t HeadSizes::workspace_bytes(const ModelConfig& head, const DraftHeadOptions& options,
                                         std::int64_t target_vocab_size) const {
   std::int64_t floats = feature_rows * feature_width + 2 * state_rows * head.hidden_size;
-  floats += (module_rows + options.max_batch_size * (options.modules - 1)) * head.hidden_size;
-  if (!options.target_of_draft.empty()) floats += target_vocab_size;
-  return Runner::workspace_bytes(head, runner) * options.modules + floats * 4 +
+  floats += (2 * module_rows + options.max_batch_size * (options.modules - 1)) * head.hidden_size;
+  const std::int64_t bytes = Runner::workspace_bytes(head, runner) * options.modules + floats * 4;
+  if (cuda_device_of(options.device)) return bytes;  // what the host has is not counted
+  return bytes + (options.target_of_draft.empty() ? 0 : target_vocab_size * 4) +
          Chooser::bytes_for(std::max(target_vocab_size, head.vocab_size));
 }
 
@@ -51,7 +52,13 @@ MemoryUse memory_of(const ModelConfig& head, Precision precision, const DraftHea
                     std::int64_t target_vocab_size) {
   const HeadSizes sizes(head, options);
   MemoryUse use;
-  use.weights = weight_bytes(head, precision) * options.modules;
+  if (const std::optional<int> device = cuda_device_of(options.device)) {
+    check_cuda(head, precision, sizes.runner);
+    use.weights = cuda_layout(head, precision, cuda::architecture_of(*device)).bytes;
+  } else {
+    use.weights = weight_bytes(head, precision);
+  }
+  use.weights *= options.modules;
   use.kv_cache =
       Runner::kv_layout(head, activation_dtype(precision), sizes.runner).bytes() * options.modules;
   use.workspace = sizes.workspace_bytes(head, options, target_vocab_size);

@@ -12,9 +12,13 @@ HeadModules::HeadModules(std::span<const Model> later, const Model& target, cons
     keys_.emplace_back(target_vocab, count());
   }
   if (!any()) return;
-  hidden_ = runners_.front()->config().hidden_size;
-  outputs_.resize(static_cast<std::size_t>(sizes.module_rows * hidden_));
+  const Runner& first = *runners_.front();
+  const std::int64_t hidden = first.config().hidden_size;
+  for (HeldRows& one : outputs_) one = first.hold(sizes.module_rows, hidden);
+  last_ = first.hold(runner.max_batch_size * std::ssize(runners_), hidden);
+  for (std::int64_t i = runner.max_batch_size; i-- > 0;) places_.push_back(i);
   inputs_.reserve(static_cast<std::size_t>(sizes.module_rows));
+  next_outputs_.reserve(static_cast<std::size_t>(sizes.module_rows));
 }
 
 bool HeadModules::can_add(std::int64_t limit) const {
@@ -25,7 +29,10 @@ bool HeadModules::can_add(std::int64_t limit) const {
 std::int64_t HeadModules::admit(SequenceId id, std::span<const TokenId> prompt,
                                 std::int64_t max_length, std::int64_t limit, std::int64_t known) {
   State state;
-  state.last.resize(runners_.size() * static_cast<std::size_t>(hidden_));
+  if (any()) {
+    state.place = places_.back();
+    places_.pop_back();
+  }
   for (std::size_t k = 0; k < runners_.size(); ++k) {
     std::vector<TokenId>& keys = state.keys.emplace_back();
     keys.reserve(static_cast<std::size_t>(max_length));
@@ -47,7 +54,9 @@ std::int64_t HeadModules::admit(SequenceId id, std::span<const TokenId> prompt,
 
 void HeadModules::release(SequenceId id) {
   for (const auto& one : runners_) one->cache().remove(id);
-  states_.erase(id);
+  const auto found = states_.find(id);
+  if (any()) places_.push_back(found->second.place);
+  states_.erase(found);
 }
 
 void HeadModules::learn(SequenceId id, std::span<const TokenId> tokens) {
@@ -56,24 +65,19 @@ void HeadModules::learn(SequenceId id, std::span<const TokenId> tokens) {
   for (std::size_t k = 0; k < runners_.size(); ++k) keys_[k].append(tokens, state.keys[k]);
 }
 
-void HeadModules::follow(const Runner& head, std::span<const Piece> pieces) {
+void HeadModules::follow(std::span<const Piece> pieces) {
   if (!any()) return;
-  const auto row_of = [this](std::int64_t row) { return outputs_.data() + row * hidden_; };
   before_.clear();
   for (const Piece& one : pieces) {
     before_.push_back({one.first, one.row, std::ssize(one.tokens)});
   }
-  const Runner* last = &head;
   for (std::size_t k = 0; k < runners_.size(); ++k) {
-    for (const Span& one : before_) {
-      for (std::int64_t i = 0; i < one.count; ++i) {
-        last->output_hidden(one.row + i, row_of(one.row + i));
-      }
-    }
+    const HeldRows& outputs = outputs_[k % 2];
     Runner& runner = *runners_[k];
     const auto behind = static_cast<std::int64_t>(k) + 1;  // positions, behind the head
     runner.begin();
     inputs_.clear();
+    next_outputs_.clear();
     now_.clear();
     for (std::size_t p = 0; p < pieces.size(); ++p) {
       const Piece& piece = pieces[p];
@@ -84,19 +88,21 @@ void HeadModules::follow(const Runner& head, std::span<const Piece> pieces) {
       now_.push_back({start, runner.rows(), rows});
       if (rows == 0) continue;
       runner.add_committed(piece.id, piece.tokens.subspan(static_cast<std::size_t>(skipped)));
-      const float* kept = states_.at(piece.id).last.data() + static_cast<std::int64_t>(k) * hidden_;
+      const float* kept = last_state(piece.id, static_cast<std::int64_t>(k) + 1);
       for (std::int64_t i = start; i < start + rows; ++i) {
         const Span& one = before_[p];
-        inputs_.push_back(i < one.first ? kept : row_of(one.row + i - one.first));
+        inputs_.push_back(i < one.first ? kept : outputs.row(one.row + i - one.first));
+        if (k + 1 == runners_.size()) continue;
+        next_outputs_.push_back(outputs_[(k + 1) % 2].row(std::ssize(next_outputs_)));
       }
     }
-    if (runner.rows() > 0) runner.forward_head(inputs_, false);
+    if (runner.rows() > 0) runner.forward_head(inputs_, next_outputs_, false);
     for (std::size_t p = 0; p < pieces.size(); ++p) {
       const SequenceId id = pieces[p].id;
       State& state = states_.at(id);
       if (before_[p].count > 0) {
-        const float* from = row_of(before_[p].row + before_[p].count - 1);
-        std::copy(from, from + hidden_, state.last.data() + static_cast<std::int64_t>(k) * hidden_);
+        runner.copy_state(outputs.row(before_[p].row + before_[p].count - 1),
+                          last_row(state, static_cast<std::int64_t>(k) + 1));
       }
       if (now_[p].count == 0) continue;
       runner.advance(id, now_[p].count);
@@ -105,13 +111,13 @@ void HeadModules::follow(const Runner& head, std::span<const Piece> pieces) {
         runner.cache().remember(id, std::span<const TokenId>(state.keys[k]).first(length));
       }
     }
+    runner.settle_states();
     std::swap(before_, now_);
-    last = &runner;
   }
 }
 
 const float* HeadModules::last_state(SequenceId id, std::int64_t k) const {
-  return states_.at(id).last.data() + (k - 1) * hidden_;
+  return last_row(states_.at(id), k);
 }
 
 MemoryUse HeadModules::memory() const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -44,7 +45,10 @@ class HeadModules {
   /// `tokens` are the sequence's.
   void learn(SequenceId id, std::span<const TokenId> tokens);
   /// Runs what follows from a pass of the head.
-  void follow(const Runner& head, std::span<const Piece> pieces);
+  /// The pass has left its states at input().
+  void follow(std::span<const Piece> pieces);
+  /// Where the head's pass leaves a row's state, for module 2 to read.
+  float* input(std::int64_t row) const { return outputs_[0].row(row); }
   /// What module k made of its last committed position, [hidden]; k is not the last.
   const float* last_state(SequenceId id, std::int64_t k) const;
 
@@ -54,16 +58,23 @@ class HeadModules {
  private:
   struct State {
     std::vector<std::vector<TokenId>> keys;  // of module 2, 3, ...: see HeadKeys
-    std::vector<float> last;                 // [modules but the last][hidden]
+    std::int64_t place = 0;                  // of last_
   };
+
+  float* last_row(const State& state, std::int64_t k) const {
+    return last_.row(state.place * std::ssize(runners_) + k - 1);
+  }
 
   std::vector<std::unique_ptr<Runner>> runners_;
   std::vector<HeadKeys> keys_;
-  std::int64_t hidden_ = 0;
   bool remembers_ = false;
   std::unordered_map<SequenceId, State> states_;
-  std::vector<float> outputs_;  // of the module before, by row of its pass
+  // By row of its pass, of the module before; two take turns.
+  std::array<HeldRows, 2> outputs_;
+  HeldRows last_;  // [sequences, modules but the last], [hidden] each
+  std::vector<std::int64_t> places_;
   std::vector<const float*> inputs_;
+  std::vector<float*> next_outputs_;
   /// By piece: where its rows begin in the pass of the module before and in this one, and at which
   /// position.
   struct Span {

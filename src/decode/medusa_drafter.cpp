@@ -8,6 +8,7 @@
 #include "decode/choose.h"
 #include "decode/logits_state.h"
 #include "decode/rank.h"
+#include "model/cuda_runner.h"
 #include "model/medusa.h"
 #include "specrt/error.h"
 #include "specrt/medusa.h"
@@ -17,6 +18,12 @@ namespace {
 
 // Rows that the heads run at once: a head's logits are held for all of them.
 constexpr int kRows = 32;
+
+std::vector<std::int32_t> widths_of(const StaticTree& tree) {
+  std::vector<std::int32_t> widths;
+  for (std::int32_t d = 1; d <= tree.depth(); ++d) widths.push_back(tree.width(d));
+  return widths;
+}
 
 std::int64_t rows_at_once(int max_batch_size) { return std::min(max_batch_size, kRows); }
 
@@ -29,10 +36,11 @@ class MedusaDrafter final : public Drafter {
         runner_(
             heads, rows_at_once(options.max_batch_size),
             options.team != nullptr ? options.team : std::make_shared<ThreadTeam>(options.threads),
-            options.cpu_isa),
+            options.cpu_isa, options.device, widths_of(tree_)),
         chooser_(runner_.kernels(), heads.config().vocab_size),
         ranker_(runner_.kernels(), heads.config().vocab_size),
-        hidden_(static_cast<std::size_t>(max_batch_size_ * heads.config().hidden_size)) {
+        hidden_(runner_.hold(max_batch_size_)),
+        device_(options.device) {
     features_.normed = true;
     features_.last_only = true;
     if (!heads.config().token_map.empty()) {
@@ -75,13 +83,15 @@ class MedusaDrafter final : public Drafter {
       State& state = find(one.id);
       const std::int64_t count = one.rows.size();
       if (state.slot < 0 || count == 0) continue;
-      one.rows.copy(count - 1, hidden_of(state));
+      runner_.copy_features(one.rows, count - 1, hidden_of(state));
       state.position = one.first + count - 1;
     }
+    runner_.settle_states();
   }
 
   MemoryUse memory() const override {
-    return memory_of_medusa(heads_.config(), heads_.precision(), static_cast<int>(max_batch_size_));
+    return memory_of_medusa(heads_.config(), heads_.precision(), static_cast<int>(max_batch_size_),
+                            device_);
   }
 
   /// All heads run at once; a level's share of them.
@@ -127,9 +137,7 @@ class MedusaDrafter final : public Drafter {
     }
     return found->second;
   }
-  float* hidden_of(const State& state) {
-    return hidden_.data() + state.slot * heads_.config().hidden_size;
-  }
+  float* hidden_of(const State& state) const { return hidden_.row(state.slot); }
   Ranker::Ranked& ranked(std::size_t row, std::int32_t depth) {
     return ranked_[row * static_cast<std::size_t>(tree_.depth()) +
                    static_cast<std::size_t>(depth - 1)];
@@ -137,15 +145,53 @@ class MedusaDrafter final : public Drafter {
 
   void draft(std::span<const Active> rows) {
     std::int64_t deepest = 0;
+    bool likely = runner_.finds_likely();
+    inputs_.clear();
     for (std::size_t row = 0; row < rows.size(); ++row) {
-      const std::span<float> input = runner_.input(static_cast<std::int64_t>(row));
-      const float* from = hidden_of(*rows[row].state);
-      std::copy(from, from + input.size(), input.begin());
-      deepest = std::max(deepest, rows[row].request->max_depth);
+      const DraftRequest& request = *rows[row].request;
+      inputs_.push_back(hidden_of(*rows[row].state));
+      deepest = std::max(deepest, request.max_depth);
+      // Everybody else's alternatives depend on more than the heads.
+      likely = likely && request.sampling->greedy() &&
+               (request.logits == nullptr || request.logits->neutral());
       for (std::int32_t d = 1; d <= tree_.depth(); ++d) ranked(row, d).clear();
     }
+    deepest = std::min<std::int64_t>(deepest, tree_.depth());
+    runner_.start(inputs_);
+    if (likely) {
+      take_likely(rows, deepest);
+    } else {
+      rank_all(rows, deepest);
+    }
+    for (std::size_t row = 0; row < rows.size(); ++row) {
+      const DraftRequest& request = *rows[row].request;
+      tree_.fill(*rows[row].tree, request.max_nodes, request.max_depth, places_,
+                 [&](std::int32_t d, std::int32_t rank) {
+                   const Ranker::Ranked& found = ranked(row, d);
+                   return rank < std::ssize(found) ? found[static_cast<std::size_t>(rank)]
+                                                   : std::pair<TokenId, float>(-1, 0.0f);
+                 });
+    }
+  }
+
+  // Alternatives found where the logits are.
+  void take_likely(std::span<const Active> rows, std::int64_t deepest) {
+    const std::vector<TokenId>& map = heads_.config().token_map;
+    runner_.find_likely(std::ssize(rows), deepest);
+    for (std::size_t row = 0; row < rows.size(); ++row) {
+      for (std::int32_t d = 1; d <= std::min(deepest, rows[row].request->max_depth); ++d) {
+        for (const cuda::LikelyToken& one : runner_.likely(d - 1, static_cast<std::int64_t>(row))) {
+          if (one.id < 0) break;
+          const TokenId token = map.empty() ? one.id : map[static_cast<std::size_t>(one.id)];
+          ranked(row, d).emplace_back(token, one.value);
+        }
+      }
+    }
+  }
+
+  void rank_all(std::span<const Active> rows, std::int64_t deepest) {
     const auto outputs = static_cast<std::size_t>(heads_.config().outputs);
-    for (std::int32_t d = 1; d <= tree_.depth() && d <= deepest; ++d) {
+    for (std::int32_t d = 1; d <= deepest; ++d) {
       const std::span<const float> logits = runner_.logits(d - 1, std::ssize(rows));
       for (std::size_t row = 0; row < rows.size(); ++row) {
         if (d > rows[row].request->max_depth) continue;
@@ -156,15 +202,6 @@ class MedusaDrafter final : public Drafter {
           ranked(row, d).clear();
         }
       }
-    }
-    for (std::size_t row = 0; row < rows.size(); ++row) {
-      const DraftRequest& request = *rows[row].request;
-      tree_.fill(*rows[row].tree, request.max_nodes, request.max_depth, places_,
-                 [&](std::int32_t d, std::int32_t rank) {
-                   const Ranker::Ranked& found = ranked(row, d);
-                   return rank < std::ssize(found) ? found[static_cast<std::size_t>(rank)]
-                                                   : std::pair<TokenId, float>(-1, 0.0f);
-                 });
     }
   }
 
@@ -203,24 +240,32 @@ class MedusaDrafter final : public Drafter {
   Chooser chooser_;
   Ranker ranker_;
   TargetFeatures features_;
-  std::vector<float> hidden_;  // [max_batch_size, hidden]
+  HeldRows hidden_;  // [max_batch_size, hidden]
+  std::string device_;
   std::vector<std::int64_t> free_;
   std::unordered_map<SequenceId, State> states_;
   std::vector<float> by_target_;
   std::vector<Active> active_;
+  std::vector<const float*> inputs_;
   std::vector<Ranker::Ranked> ranked_;  // [rows at once, depth]
   std::vector<std::int32_t> places_;
 };
 
 }  // namespace
 
-MemoryUse memory_of_medusa(const MedusaConfig& config, Precision precision, int max_batch_size) {
+MemoryUse memory_of_medusa(const MedusaConfig& config, Precision precision, int max_batch_size,
+                           const std::string& device) {
   MemoryUse use;
+  use.workspace = MedusaRunner::workspace_bytes(config, rows_at_once(max_batch_size), device) +
+                  max_batch_size * config.hidden_size * 4;
+  if (const std::optional<int> on = cuda_device_of(device)) {
+    check_cuda_dtype(precision);
+    use.weights = CudaMedusa::weight_bytes(config, precision, *on);
+    return use;  // what the host has is not counted
+  }
   use.weights = weight_bytes(config, precision);
-  use.workspace = MedusaRunner::workspace_bytes(config, rows_at_once(max_batch_size)) +
-                  Chooser::bytes_for(config.vocab_size) + Ranker::bytes_for(config.vocab_size) +
-                  max_batch_size * config.hidden_size * 4 +
-                  (config.token_map.empty() ? 0 : config.vocab_size * 4);
+  use.workspace += Chooser::bytes_for(config.vocab_size) + Ranker::bytes_for(config.vocab_size) +
+                   (config.token_map.empty() ? 0 : config.vocab_size * 4);
   return use;
 }
 

@@ -26,36 +26,59 @@ cuda::HeadNorm head_norm_of(QkNorm norm) {
 }  // namespace
 
 void CudaRunner::forward(const PassRows& pass, const KvCache& cache, std::int64_t layers) {
-  if (pass.rows == 0) return;
-  enter();
-  flush_moves();
-  inputs_.send(pass, cache, stream());
-  const PassShape& shape = inputs_.shape();
-  if (shape.rows > CudaInputs::kMostCaptured || shape.rows * shape.segments > most_partials_) {
-    run_layers(layers);
-    return;
-  }
-  graphs_.run(Key{shape, layers}, stream(), [&](cuda::Stream) { run_layers(layers); });
+  if (pass.rows > 0) run(pass, cache, layers, Entry::tokens);
 }
 
-void CudaRunner::run_layers(std::int64_t layers) {
+void CudaRunner::run(const PassRows& pass, const KvCache& cache, std::int64_t layers, Entry entry) {
+  enter();
+  flush_moves();
+  copies_.flush(stream());
+  inputs_.send(pass, cache, stream());
+  fetched_ = false;
+  const PassShape& shape = inputs_.shape();
+  if (shape.rows > CudaInputs::kMostCaptured || shape.rows * shape.segments > most_partials_) {
+    run_layers(layers, pass.captures, entry);
+    return;
+  }
+  graphs_.run(Key{shape, layers, pass.captures, entry}, stream(),
+              [&](cuda::Stream) { run_layers(layers, pass.captures, entry); });
+}
+
+void CudaRunner::run_layers(std::int64_t layers, bool captures, Entry entry) {
+  if (entry == Entry::tokens) {
+    embed(x_);
+  } else if (config_.head.kind == HeadKind::fused) {
+    fuse();
+  } else {
+    combine(entry == Entry::recycled);
+  }
+  for (std::int64_t i = 0; i < layers; ++i) {
+    if (captures) keep_features(i);
+    layer(i);
+  }
+  if (captures) keep_features(layers);
+  if (entry != Entry::tokens) keep_outputs();
+}
+
+void CudaRunner::embed(float* out) {
   const ModelConfig& c = config_;
   const std::int64_t rows = inputs_.shape().rows;
   const auto scale = static_cast<float>(c.embedding_scale);
-  const cuda::DeviceMatrix& head = weights_.head();
-  if (weights_.embedding() == nullptr && !head.row_major) {
-    cuda::embed_packed(
-        kType, head.stored,
-        {head.data, head.scales, inputs_.tokens(), x_, c.vocab_size, c.hidden_size, scale}, rows,
-        stream());
+  // Padding ids of the target, for a head with its own table, are zeros.
+  const std::int64_t vocab = c.head.kind == HeadKind::none ? c.vocab_size : c.head.input_vocab;
+  const cuda::DeviceMatrix& head = embedding_of_->head();
+  const void* table = embedding_of_->embedding();
+  if (table == nullptr && !head.row_major) {
+    cuda::embed_packed(kType, head.stored,
+                       {head.data, head.scales, inputs_.tokens(), out, vocab, c.hidden_size, scale},
+                       rows, stream());
   } else {
-    const bool own = weights_.embedding() != nullptr;
+    const bool own = table != nullptr;
     cuda::embed(kType,
-                {own ? weights_.embedding() : head.data, inputs_.tokens(), x_, c.vocab_size,
+                {own ? table : head.data, inputs_.tokens(), out, vocab,
                  own ? c.hidden_size : cuda::padded_columns(c.hidden_size), c.hidden_size, scale},
                 rows, stream());
   }
-  for (std::int64_t i = 0; i < layers; ++i) layer(i);
 }
 
 void CudaRunner::norm(const float* weight) {
@@ -100,11 +123,13 @@ void CudaRunner::add_block(const cuda::DeviceMatrix& matrix, const float* bias, 
 
 void CudaRunner::layer(std::int64_t index) {
   const ModelConfig& c = config_;
-  const CudaWeights::Layer& w = weights_.layer(index);
+  const CudaWeights::Layer& w = weights_->layer(index);
   const std::int64_t rows = inputs_.shape().rows;
   const std::int64_t group = group_of_[static_cast<std::size_t>(index)];
-  norm(w.attention_norm);
-  product(w.qkv, w.qkv_bias, normed_, rows, qkv_, w.qkv.n, cuda::After::store);
+  // A head's first layer may read two states, which combine() has left there.
+  const bool joined = w.qkv.k != c.hidden_size;
+  if (!joined) norm(w.attention_norm);
+  product(w.qkv, w.qkv_bias, joined ? joined_ : normed_, rows, qkv_, w.qkv.n, cuda::After::store);
 
   const bool local = c.window_of(index) > 0;
   cuda::RopeKvArgs rope;
@@ -143,7 +168,7 @@ void CudaRunner::attend(std::int64_t index) {
   const KvGroup& kv = layout_.groups[static_cast<std::size_t>(group)];
   cuda::AttentionArgs args;
   args.q = qkv_;
-  args.q_stride = weights_.layer(index).qkv.n;
+  args.q_stride = weights_->layer(index).qkv.n;
   args.out = attended_;
   args.out_stride = cuda::padded_columns(c.num_heads * c.head_dim);
   args.k = plane(index, 0);

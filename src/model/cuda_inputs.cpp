@@ -13,10 +13,11 @@ namespace {
 std::int64_t aligned(std::int64_t bytes) { return (bytes + 15) / 16 * 16; }
 
 // Sections of a header of so many rows and units, in order.
-std::int64_t header_bytes(std::int64_t groups, std::int64_t rows, std::int64_t units) {
+std::int64_t header_bytes(std::int64_t groups, std::int64_t rows, std::int64_t units, bool states) {
   return 2 * aligned(rows * 4) + aligned(groups * rows * 8) +
          aligned(groups * rows * static_cast<std::int64_t>(sizeof(cuda::AttentionRow))) +
-         aligned(units * static_cast<std::int64_t>(sizeof(cuda::AttentionUnit)));
+         aligned(units * static_cast<std::int64_t>(sizeof(cuda::AttentionUnit))) +
+         (states ? 2 * rows * static_cast<std::int64_t>(sizeof(float*)) : 0);
 }
 
 // Entries of all block tables and paths that a pass can have.
@@ -38,19 +39,21 @@ std::int64_t CudaInputs::rows_of(std::int64_t rows) {
 }
 
 std::int64_t CudaInputs::bytes(const KvLayout& layout, std::int64_t max_rows,
-                               std::int64_t max_batch_size, std::int64_t longest_in_blocks) {
+                               std::int64_t max_batch_size, std::int64_t longest_in_blocks,
+                               bool states) {
   const std::int64_t rows = rows_of(max_rows);
-  return header_bytes(static_cast<std::int64_t>(layout.groups.size()), rows, rows) +
+  return header_bytes(static_cast<std::int64_t>(layout.groups.size()), rows, rows, states) +
          4 * pool_entries(layout, max_batch_size, longest_in_blocks);
 }
 
 CudaInputs::CudaInputs(const KvLayout& layout, std::int64_t max_rows, std::int64_t max_batch_size,
-                       std::int64_t longest_in_blocks, std::int64_t group_heads)
+                       std::int64_t longest_in_blocks, std::int64_t group_heads, bool states)
     : groups_(static_cast<std::int64_t>(layout.groups.size())),
       unit_rows_(cuda::attention_rows(group_heads)),
+      states_(states),
       pool_room_(pool_entries(layout, max_batch_size, longest_in_blocks)) {
   const auto size =
-      static_cast<std::size_t>(bytes(layout, max_rows, max_batch_size, longest_in_blocks));
+      static_cast<std::size_t>(bytes(layout, max_rows, max_batch_size, longest_in_blocks, states));
   device_ = cuda::DeviceBuffer(size);
   for (cuda::HostBuffer& one : staging_) one = cuda::HostBuffer(size);
   for (const KvGroup& group : layout.groups) windows_.push_back(group.window);
@@ -63,7 +66,8 @@ void CudaInputs::lay_out() {
   rows_ = slots_ + aligned(groups_ * shape_.rows * 8);
   units_ = rows_ +
            aligned(groups_ * shape_.rows * static_cast<std::int64_t>(sizeof(cuda::AttentionRow)));
-  pool_ = header_bytes(groups_, shape_.rows, shape_.units);
+  hidden_ = units_ + aligned(shape_.units * static_cast<std::int64_t>(sizeof(cuda::AttentionUnit)));
+  pool_ = header_bytes(groups_, shape_.rows, shape_.units, states_);
 }
 
 void CudaInputs::send(const PassRows& pass, const KvCache& cache, cuda::Stream stream) {
@@ -121,6 +125,11 @@ void CudaInputs::send(const PassRows& pass, const KvCache& cache, cuda::Stream s
   cuda::AttentionRow* rows = section(rows_, groups_ * shape_.rows, cuda::AttentionRow{});
   cuda::AttentionUnit* unit_list = section(units_, shape_.units, cuda::AttentionUnit{});
   std::copy(host_units_.begin(), host_units_.end(), unit_list);
+  if (states_) {
+    const float** hidden = section(hidden_, 2 * shape_.rows, static_cast<const float*>(nullptr));
+    std::copy(pass.hidden.begin(), pass.hidden.end(), hidden);
+    std::copy(pass.outputs.begin(), pass.outputs.end(), hidden + shape_.rows);
+  }
 
   auto* pool = reinterpret_cast<std::int32_t*>(to + pool_);
   std::int64_t used = 0;

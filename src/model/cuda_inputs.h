@@ -20,6 +20,10 @@ struct PassRows {
   std::span<const std::int64_t> path_begin;
   std::span<const std::int64_t> path_length;
   std::span<const std::int32_t> paths;
+  bool captures = false;  ///< hidden states are kept
+  // Of a draft head, on the device; null ones are none.
+  std::span<const float* const> hidden;
+  std::span<float* const> outputs;
 };
 
 /// The sizes that a captured pass has; its real rows are no more than these.
@@ -37,10 +41,12 @@ class CudaInputs {
   /// Longest path of a draft node; deeper ones are not drafted.
   static constexpr std::int64_t kMostDepth = 256;
 
+  /// `states`: rows have hidden states that they read and write, a draft head's.
   CudaInputs(const KvLayout& layout, std::int64_t max_rows, std::int64_t max_batch_size,
-             std::int64_t longest_in_blocks, std::int64_t group_heads);
+             std::int64_t longest_in_blocks, std::int64_t group_heads, bool states);
   static std::int64_t bytes(const KvLayout& layout, std::int64_t max_rows,
-                            std::int64_t max_batch_size, std::int64_t longest_in_blocks);
+                            std::int64_t max_batch_size, std::int64_t longest_in_blocks,
+                            bool states);
 
   std::int64_t device_bytes() const { return static_cast<std::int64_t>(device_.size()); }
 
@@ -62,6 +68,9 @@ class CudaInputs {
     return at<cuda::AttentionRow>(rows_) + group * shape_.rows;
   }
   const cuda::AttentionUnit* units() const { return at<cuda::AttentionUnit>(units_); }
+  /// PassRows::hidden and outputs.
+  const float* const* hidden() const { return at<const float*>(hidden_); }
+  float* const* outputs() const { return at<float*>(hidden_) + shape_.rows; }
   /// Of the pass that was sent last, on the host: to cut attention where partial results are many.
   std::span<const cuda::AttentionUnit> host_units() const { return host_units_; }
   /// Block tables, and paths behind them.
@@ -77,11 +86,13 @@ class CudaInputs {
   std::int64_t groups_;
   std::vector<std::int64_t> windows_;
   std::int64_t unit_rows_;
+  bool states_;
   PassShape shape_;
   std::int64_t positions_ = 0;
   std::int64_t slots_ = 0;
   std::int64_t rows_ = 0;
   std::int64_t units_ = 0;
+  std::int64_t hidden_ = 0;
   std::int64_t pool_ = 0;
   std::int64_t pool_room_ = 0;  // entries
   std::vector<cuda::AttentionUnit> host_units_;

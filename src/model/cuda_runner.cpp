@@ -48,20 +48,19 @@ std::optional<int> cuda_device_of(const std::string& device) {
   return std::stoi(number);
 }
 
+void check_cuda_dtype(Precision precision) {
+  if (precision != Precision::f32 && precision != Precision::w8a8) return;
+  throw UnsupportedError(
+      expected_got("dtype", "'bfloat16', 'int8' or 'int4' with device 'cuda'", name_of(precision)));
+}
+
 void check_cuda(const ModelConfig& config, Precision precision, const RunnerOptions& options) {
   const auto refuse = [](const char* what, const char* expected, const std::string& got) {
     throw UnsupportedError(expected_got(what, std::string(expected) + " with device 'cuda'", got));
   };
-  if (precision == Precision::f32 || precision == Precision::w8a8) {
-    refuse("dtype", "'bfloat16', 'int8' or 'int4'", name_of(precision));
-  }
+  check_cuda_dtype(precision);
   const KvDType kv = kv_dtype_from_name(options.kv_cache_dtype, activation_dtype(precision));
   if (kv != KvDType::bf16) refuse("kv_cache_dtype", "'bfloat16'", name_of(kv));
-  if (options.features.any()) {
-    refuse("drafter", "one that reads no hidden states of the target",
-           "one that does (EAGLE, MTP, Medusa, or a recorder of features)");
-  }
-  if (config.head.kind != HeadKind::none) refuse("drafter", "no draft head", "one");
   if (options.block_size < 1 || !std::has_single_bit(static_cast<unsigned>(options.block_size))) {
     refuse("block_size", "a power of two", std::to_string(options.block_size));
   }
@@ -77,7 +76,8 @@ void check_cuda(const ModelConfig& config, Precision precision, const RunnerOpti
 /// Where everything of the workspace is; the same for the constructor and for workspace_bytes().
 struct CudaRunner::Sizes {
   std::int64_t rows, table, local_table, x, normed, qkv, attended, activated, block, partials,
-      workspace, head_in, logits, tops, planes, moves;
+      workspace, head_in, logits, tops, planes, moves, features, embedded, joined, parts, shares,
+      found, likeliest;
   std::int64_t stride, most_partials;
 
   Sizes(const ModelConfig& c, const RunnerOptions& o, const KvLayout& layout) {
@@ -121,14 +121,32 @@ struct CudaRunner::Sizes {
                 static_cast<std::int64_t>(sizeof(void*));
     }
     moves = static_cast<std::int64_t>(kMostMoves);
+    features = o.features.count() * x;
+    embedded = joined = parts = shares = found = likeliest = 0;
+    const HeadConfig& head = c.head;
+    if (head.kind == HeadKind::none) return;
+    const std::int64_t read = head.feature_parts * head.feature_size;
+    const bool fused = head.kind == HeadKind::fused;
+    embedded = fused ? 0 : x;
+    joined = rows * cuda::padded_columns(head_inputs(c)) * 2;
+    parts = head.input_norm && head.part_norms ? rows * read * 4 : 0;
+    workspace =
+        std::max({workspace, needed(c.hidden_size, fused ? c.hidden_size + read : read, rows),
+                  needed(qkv_width, fused ? c.hidden_size : 2 * c.hidden_size, rows)});
+    const std::int64_t chunks = kLogitRows * chunks_of(c.vocab_size);
+    shares = chunks * static_cast<std::int64_t>(sizeof(cuda::LikelyShare));
+    found = chunks * kMostLikely * static_cast<std::int64_t>(sizeof(cuda::LikelyToken));
+    likeliest = kLogitRows * kMostLikely * static_cast<std::int64_t>(sizeof(cuda::LikelyToken));
   }
 
   /// Calls take(bytes) for each part, in order.
   template <typename Take>
   void each(const Take& take) const {
     for (const std::int64_t bytes :
-         {table, table, local_table, local_table, x, normed, qkv, attended, activated, block,
-          partials, workspace, head_in, logits, tops, planes, 2 * moves * 8, (moves + 1) * 4}) {
+         {table,    table,     local_table,   local_table,     x,         normed,   qkv,
+          attended, activated, block,         partials,        workspace, head_in,  logits,
+          tops,     planes,    2 * moves * 8, (moves + 1) * 4, features,  embedded, joined,
+          parts,    shares,    found,         likeliest}) {
       take(aligned(bytes));
     }
     take(aligned(kLogitRows * 4));
@@ -146,22 +164,47 @@ std::int64_t CudaRunner::workspace_bytes(const ModelConfig& config, const Runner
                                          const KvLayout& layout) {
   return Sizes(config, options, layout).bytes() +
          CudaInputs::bytes(layout, options.max_rows, options.max_batch_size,
-                           Runner::longest_in_blocks(config, options));
+                           Runner::longest_in_blocks(config, options),
+                           config.head.kind != HeadKind::none) +
+         StateCopies::device_bytes();
 }
 
+namespace {
+
+// Those of the target that a draft head shares.
+std::shared_ptr<const CudaWeights> shared_weights(const ModelConfig& config, const Model& target,
+                                                  int device) {
+  const HeadConfig& head = config.head;
+  const bool own = head.kind == HeadKind::none || (head.own_embedding && head.own_lm_head);
+  return own ? nullptr : CudaWeights::of(target, device);
+}
+
+}  // namespace
+
 CudaRunner::CudaRunner(const Model& model, const RunnerOptions& options, const KvLayout& layout,
-                       int device)
+                       int device, const Model& target)
     : config_(model.config()),
       device_((cuda::use_device(device), device)),
       layout_(layout),
       max_model_len_(Runner::resolve_max_model_len(config_, options.max_model_len)),
       max_rows_(CudaInputs::rows_of(options.max_rows)),
-      weights_(model, cuda::architecture_of(device)),
+      wanted_(options.features),
+      weights_(CudaWeights::of(model, device)),
+      target_weights_(shared_weights(config_, target, device)),
+      embedding_of_(config_.head.kind != HeadKind::none && !config_.head.own_embedding
+                        ? target_weights_.get()
+                        : weights_.get()),
+      lm_head_(config_.head.kind != HeadKind::none && !config_.head.own_lm_head
+                   ? target_weights_->head()
+                   : weights_->head()),
+      stream_(options.stream != nullptr ? options.stream : std::make_shared<cuda::OwnStream>()),
       cache_(static_cast<std::size_t>(layout.bytes())),
       inputs_(layout, options.max_rows, options.max_batch_size,
-              Runner::longest_in_blocks(config_, options),
-              config_.num_heads / config_.num_kv_heads) {
+              Runner::longest_in_blocks(config_, options), config_.num_heads / config_.num_kv_heads,
+              config_.head.kind != HeadKind::none),
+      copies_(device) {
   const ModelConfig& c = config_;
+  wanted_.check(c.num_layers);
   const Sizes sizes(c, options, layout);
   buffer_ = cuda::DeviceBuffer(static_cast<std::size_t>(sizes.bytes()));
   std::vector<std::byte*> parts;
@@ -191,6 +234,13 @@ CudaRunner::CudaRunner(const Model& model, const RunnerOptions& options, const K
   device_planes_ = reinterpret_cast<std::byte**>(*part++);
   take(moves_at_);
   take(identity_);
+  take(features_);
+  take(embedded_);
+  take_any(joined_);
+  take(parts_);
+  take(shares_);
+  take(found_);
+  take(likeliest_);
   take(logit_rows_);
   take(plain_rows_);
   take(plain_state_);
@@ -219,7 +269,8 @@ CudaRunner::CudaRunner(const Model& model, const RunnerOptions& options, const K
   moves_.reserve(kMostMoves);
   moves_staging_ = cuda::HostBuffer(2 * kMostMoves * sizeof(std::int64_t));
   host_rows_ = cuda::HostBuffer(kLogitRows * sizeof(std::int32_t));
-  host_logits_ = cuda::HostBuffer(static_cast<std::size_t>(sizes.logits));
+  host_logits_ =
+      cuda::HostBuffer(static_cast<std::size_t>(std::max(sizes.logits, sizes.likeliest)));
 
   // What never changes.
   const auto send = [&](void* to, const void* from, std::int64_t bytes) {
@@ -267,9 +318,10 @@ CudaRunner::~CudaRunner() {
 
 MemoryUse CudaRunner::memory() const {
   MemoryUse use;
-  use.weights = weights_.bytes();
+  use.weights = weights_->bytes();
   use.kv_cache = layout_.bytes();
-  use.workspace = static_cast<std::int64_t>(buffer_.size()) + inputs_.device_bytes();
+  use.workspace = static_cast<std::int64_t>(buffer_.size()) + inputs_.device_bytes() +
+                  StateCopies::device_bytes();
   return use;
 }
 
@@ -351,14 +403,14 @@ void CudaRunner::make_logits(const std::int32_t* rows, std::int64_t count) {
   cuda::RmsNormArgs norm;
   norm.x = x_;
   norm.rows = rows;
-  norm.weight = weights_.norm();
+  norm.weight = weights_->norm();
   norm.out = head_in_;
   norm.x_stride = c.hidden_size;
   norm.out_stride = cuda::padded_columns(c.hidden_size);
   norm.width = c.hidden_size;
   norm.eps = static_cast<float>(c.norm_eps);
   cuda::rms_norm(kType, norm, count, stream());
-  product(weights_.head(), nullptr, head_in_, count, logits_, logits_stride_, cuda::After::store);
+  product(lm_head_, nullptr, head_in_, count, logits_, logits_stride_, cuda::After::store);
   if (c.logits_scale == 1.0 && c.final_softcap <= 0.0) return;
   cuda::finish_logits({logits_, logits_stride_, c.vocab_size, static_cast<float>(c.logits_scale),
                        static_cast<float>(c.final_softcap)},
@@ -380,12 +432,27 @@ void check_rows(std::size_t count) {
 std::span<const float> CudaRunner::logits(std::span<const std::int64_t> rows) {
   enter();
   check_rows(rows.size());
+  const std::int64_t count = std::ssize(rows);
+  make_logits(send_rows(rows), count);
+  return bring_logits(count);
+}
+
+const std::int32_t* CudaRunner::send_rows(std::span<const std::int64_t> rows) {
+  const std::int64_t first = rows.empty() ? 0 : rows.front();
+  bool follow = first + std::ssize(rows) <= static_cast<std::int64_t>(kMostMoves);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    follow = follow && rows[i] == first + static_cast<std::int64_t>(i);
+  }
+  if (follow) return identity_ + first;
   auto* staged = reinterpret_cast<std::int32_t*>(host_rows_.data());
   std::transform(rows.begin(), rows.end(), staged,
                  [](std::int64_t row) { return static_cast<std::int32_t>(row); });
   cuda::copy_to_device(logit_rows_, staged, rows.size() * 4, stream());
-  const std::int64_t count = std::ssize(rows);
-  make_logits(logit_rows_, count);
+  return logit_rows_;
+}
+
+// Rows follow each other without a gap.
+std::span<const float> CudaRunner::bring_logits(std::int64_t count) {
   cuda::copy_to_host(host_logits_.data(), logits_,
                      static_cast<std::size_t>(count * logits_stride_ * 4), stream());
   wait();
@@ -400,12 +467,8 @@ std::span<const float> CudaRunner::logits(std::span<const std::int64_t> rows) {
 void CudaRunner::best(std::span<const std::int64_t> rows, std::span<cpu::ArgMax> out) {
   enter();
   check_rows(rows.size());
-  auto* staged = reinterpret_cast<std::int32_t*>(host_rows_.data());
-  std::transform(rows.begin(), rows.end(), staged,
-                 [](std::int64_t row) { return static_cast<std::int32_t>(row); });
-  cuda::copy_to_device(logit_rows_, staged, rows.size() * 4, stream());
   const std::int64_t count = std::ssize(rows);
-  make_logits(logit_rows_, count);
+  make_logits(send_rows(rows), count);
   cuda::ChooseArgs args;
   args.logits = logits_;
   args.stride = logits_stride_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -10,6 +11,8 @@
 #include "model/cuda_graphs.h"
 #include "model/cuda_inputs.h"
 #include "model/cuda_weights.h"
+#include "model/state_copies.h"
+#include "specrt/features.h"
 #include "specrt/memory.h"
 
 namespace specrt {
@@ -19,17 +22,23 @@ struct RunnerOptions;
 /// "cpu": none; "cuda", "cuda:1": the number of a GPU. Throws InvalidArgument for anything else.
 std::optional<int> cuda_device_of(const std::string& device);
 
+/// Throws UnsupportedError for weights that no kernel takes.
+void check_cuda_dtype(Precision precision);
 /// Throws UnsupportedError naming what the device does not do of what is asked, and what it does.
 void check_cuda(const ModelConfig& config, Precision precision, const RunnerOptions& options);
 
 /// A Runner's half on a GPU: weights, cache and activations, and a stream on which passes run. All
 /// calls return at once but those that say so. How a pass is laid out is the Runner's affair.
-class CudaRunner {
+class CudaRunner final : public DeviceFeatures {
  public:
   /// Rows of logits that are there at once.
   static constexpr std::int64_t kLogitRows = 64;
+  /// Runner::kMaxCandidates.
+  static constexpr std::int64_t kMostLikely = 64;
 
-  CudaRunner(const Model& model, const RunnerOptions& options, const KvLayout& layout, int device);
+  /// A draft head takes from `target` what it has not of its own.
+  CudaRunner(const Model& model, const RunnerOptions& options, const KvLayout& layout, int device,
+             const Model& target);
 
   ~CudaRunner();
   CudaRunner(const CudaRunner&) = delete;
@@ -46,6 +55,22 @@ class CudaRunner {
 
   void forward(const PassRows& pass, const KvCache& cache, std::int64_t layers);
 
+  // Hidden states; cuda_features.cpp. Pointers to them are into the device's memory.
+  /// Where the features of the last pass that kept any are, [rows, hidden]: the options' layers in
+  /// order, then the normed ones.
+  const float* features(std::int64_t which) const {
+    return features_ + which * max_rows_ * config_.hidden_size;
+  }
+  const float* on_host(const float* device) override;
+  /// Copies that are made before the next pass, or when they are flushed.
+  StateCopies& copies() { return copies_; }
+  /// The pass of a draft head; draft_head.h says what is what.
+  void forward_head(const PassRows& pass, const KvCache& cache, bool recycled);
+  /// Runner::likely; waits. likely_logits() brings the same rows' logits, and waits too.
+  void likely(std::span<const std::int64_t> rows, std::int64_t count,
+              std::span<cuda::LikelyToken> out);
+  std::span<const float> likely_logits();
+
   /// Runner::logits; waits. Rows follow each other without a gap.
   std::span<const float> logits(std::span<const std::int64_t> rows);
   /// Runner::best; waits.
@@ -58,7 +83,10 @@ class CudaRunner {
   float* device_logits() const { return logits_; }
   std::int64_t logits_stride() const { return logits_stride_; }
   std::int64_t vocab() const { return config_.vocab_size; }
-  cuda::Stream stream() const { return stream_.get(); }
+  cuda::Stream stream() const { return stream_->get(); }
+  const std::shared_ptr<cuda::OwnStream>& shared_stream() const { return stream_; }
+  int device() const { return device_; }
+  const ModelConfig& config() const { return config_; }
   /// To be called before anything that touches the device.
   void enter() const { cuda::use_device(device_); }
   void wait() const { cuda::synchronize(stream()); }
@@ -71,15 +99,27 @@ class CudaRunner {
   std::size_t graphs() const { return graphs_.size(); }
 
  private:
+  enum class Entry : std::uint8_t { tokens, features, recycled };  // what a pass begins with
   struct Key {
     PassShape shape;
     std::int64_t layers = 0;
+    bool captures = false;
+    Entry entry = Entry::tokens;
     bool operator==(const Key&) const = default;
   };
   struct Sizes;
   void flush_moves();
   void copy_slots(std::size_t first, std::size_t count);
-  void run_layers(std::int64_t layers);
+  void run(const PassRows& pass, const KvCache& cache, std::int64_t layers, Entry entry);
+  void run_layers(std::int64_t layers, bool captures, Entry entry);
+  void embed(float* out);
+  void keep_features(std::int64_t layer);
+  void fuse();
+  void combine(bool recycled);
+  void keep_outputs();
+  /// Device memory with the numbers of these rows; fewer than kMostMoves in a row cost no copy.
+  const std::int32_t* send_rows(std::span<const std::int64_t> rows);
+  std::span<const float> bring_logits(std::int64_t count);
   void layer(std::int64_t index);
   void attend(std::int64_t index);
   void product(const cuda::DeviceMatrix& matrix, const float* bias, const void* x,
@@ -94,8 +134,12 @@ class CudaRunner {
   KvLayout layout_;
   const std::int64_t max_model_len_;
   const std::int64_t max_rows_;  // padded
-  CudaWeights weights_;
-  cuda::OwnStream stream_;
+  const TargetFeatures wanted_;
+  const std::shared_ptr<const CudaWeights> weights_;
+  const std::shared_ptr<const CudaWeights> target_weights_;  // of what a draft head shares
+  const CudaWeights* embedding_of_ = nullptr;
+  cuda::DeviceMatrix lm_head_;
+  const std::shared_ptr<cuda::OwnStream> stream_;
   cuda::DeviceBuffer cache_;
   std::vector<std::byte*> planes_;         // by layer: keys, values
   std::vector<std::int64_t> group_of_;     // by layer
@@ -117,6 +161,11 @@ class CudaRunner {
   cuda::Event moves_sent_;
   std::int64_t* moves_at_ = nullptr;  // [2, kMostMoves]: from, to
   std::int32_t* identity_ = nullptr;  // [kMostMoves], then their number
+
+  StateCopies copies_;
+  cuda::HostBuffer host_features_;  // as features_, once somebody has asked
+  bool fetched_ = false;            // of the last pass
+  std::int64_t likely_rows_ = 0;    // that likely() was asked for last
 
   // Workspace, all in one buffer.
   cuda::DeviceBuffer buffer_;
@@ -140,6 +189,14 @@ class CudaRunner {
   cuda::LogitRow* plain_rows_ = nullptr;  // [kLogitRows] of one neutral sequence
   cuda::SamplingState* plain_state_ = nullptr;
   cuda::ChunkTop* tops_ = nullptr;  // [kLogitRows, chunks]
+  float* features_ = nullptr;       // [what is wanted, rows, hidden]
+  // Of draft heads.
+  float* embedded_ = nullptr;               // [rows, hidden]
+  void* joined_ = nullptr;                  // [rows, padded inputs]: of fc, and of layer 0
+  float* parts_ = nullptr;                  // [rows, features], normed together
+  cuda::LikelyShare* shares_ = nullptr;     // [kLogitRows, chunks]
+  cuda::LikelyToken* found_ = nullptr;      // [kLogitRows, chunks, kMostLikely]
+  cuda::LikelyToken* likeliest_ = nullptr;  // [kLogitRows, kMostLikely]
   cuda::HostBuffer host_rows_;
   cuda::HostBuffer host_logits_;
 };

@@ -1,278 +1,62 @@
 #include "model/cuda_weights.h"
 
-#include <algorithm>
-#include <cstring>
-
-#include "cpu/pack.h"
-#include "kernels/pack.h"
-#include "model/parallel_rows.h"
-#include "specrt/error.h"
-
 namespace specrt {
-namespace {
-
-constexpr std::int64_t kAlignment = 256;
-constexpr std::int64_t kShare = std::int64_t{8} << 20;  // bytes on their way at once
-constexpr const char* kGated = "mlp.gate_up";
-
-std::int64_t aligned(std::int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-bool is_gated(const std::string& name) { return name.find(kGated) != std::string::npos; }
-
-// Rows of gate and up together.
-std::int64_t gated_rows(std::int64_t outputs) {
-  return (outputs + cuda::kGateRows - 1) / cuda::kGateRows * cuda::kGateRows * 2;
-}
-
-cuda::Stored stored_as(Precision precision) {
-  switch (precision) {
-    case Precision::bf16:
-      return cuda::Stored::plain;
-    case Precision::int8:
-      return cuda::Stored::int8;
-    case Precision::int4:
-      return cuda::Stored::int4;
-    case Precision::f32:
-    case Precision::w8a8:
-      break;
-  }
-  throw InternalError(expected_got("weights", "a precision of the device", name_of(precision)));
-}
-
-std::int64_t row_bytes(std::int64_t k) { return cuda::padded_columns(k) * 2; }
-
-std::int64_t matrix_bytes(const CudaPiece& piece) {
-  return piece.row_major ? piece.n * row_bytes(piece.k)
-                         : cuda::packed_bytes(piece.n, piece.k, piece.stored);
-}
-
-/// The rows of a matrix as they lie on the device, out of what the CPU has packed.
-class Rows {
- public:
-  Rows(const WeightEntry& entry, const std::byte* from, bool gated, std::int64_t outputs)
-      : entry_(entry), from_(from), gated_(gated), outputs_(outputs) {}
-
-  // The packed row that stands at `row` of the device; -1: nothing, zeros.
-  std::int64_t source(std::int64_t row) const {
-    if (!gated_) return row;
-    const std::int64_t turn = row / (2 * cuda::kGateRows);
-    const std::int64_t inside = row % (2 * cuda::kGateRows);
-    const std::int64_t output = turn * cuda::kGateRows + inside % cuda::kGateRows;
-    if (output >= outputs_) return -1;
-    return cpu::PackedRows{0, 2, inside / cuda::kGateRows}.row(output);
-  }
-
-  // Rows [first, first + n), of which the first of a panel is first, to `to`.
-  void pack(const CudaPiece& piece, std::int64_t first, std::int64_t n, std::byte* to) const {
-    const std::int64_t k = piece.k;
-    const std::int64_t bytes =
-        piece.row_major ? n * row_bytes(k) : cuda::packed_bytes(n, k, piece.stored);
-    const std::span<std::byte> out(to, static_cast<std::size_t>(bytes));
-    std::fill(out.begin(), out.end(), std::byte{0});
-    std::vector<float> values(static_cast<std::size_t>(k));
-    std::vector<std::uint16_t> bits(static_cast<std::size_t>(k));
-    std::vector<std::int8_t> codes(static_cast<std::size_t>(k));
-    const auto groups = static_cast<std::size_t>((k + 31) / 32);
-    std::vector<std::uint16_t> scales(groups);
-    std::vector<std::uint16_t> minima(groups);
-    for (std::int64_t r = 0; r < n; ++r) {
-      const std::int64_t row = source(first + r);
-      if (row < 0) continue;
-      if (piece.stored == cuda::Stored::plain) {
-        cpu::unpack_row(from_, entry_.precision, k, row, values.data());
-        std::transform(values.begin(), values.end(), bits.begin(), cpu::float_to_bf16);
-        if (piece.row_major) {
-          std::memcpy(to + r * row_bytes(k), bits.data(), static_cast<std::size_t>(k) * 2);
-        } else {
-          cuda::pack_plain(bits, r, 1, k, out);
-        }
-        continue;
-      }
-      cpu::unpack_codes(from_, entry_.precision, k, row, codes.data(), scales.data(),
-                        minima.data());
-      if (piece.stored == cuda::Stored::int8) {
-        cuda::pack_int8(codes, r, 1, k, out);
-      } else {
-        cuda::pack_int4(codes, scales, minima, r, 1, k, out);
-      }
-    }
-  }
-
-  // GemmArgs::scales.
-  float scale(std::int64_t row) const {
-    const std::int64_t at = source(row);
-    return at < 0 ? 0.0f : cpu::unpack_scale(from_, entry_.precision, entry_.k, at);
-  }
-
- private:
-  const WeightEntry& entry_;
-  const std::byte* from_;
-  bool gated_;
-  std::int64_t outputs_;
-};
-
-/// Brings bytes to the device through pinned memory.
-class Carrier {
- public:
-  explicit Carrier(std::byte* to) : to_(to), staging_(static_cast<std::size_t>(kShare)) {}
-  std::byte* staging() const { return staging_.data(); }
-  void send(std::int64_t offset, std::int64_t bytes) {
-    cuda::copy_to_device(to_ + offset, staging_.data(), static_cast<std::size_t>(bytes),
-                         stream_.get());
-    cuda::synchronize(stream_.get());
-  }
-  void send(std::int64_t offset, const void* from, std::int64_t bytes) {
-    for (std::int64_t at = 0; at < bytes; at += kShare) {
-      const std::int64_t share = std::min(kShare, bytes - at);
-      std::memcpy(staging(), static_cast<const std::byte*>(from) + at,
-                  static_cast<std::size_t>(share));
-      send(offset + at, share);
-    }
-  }
-
- private:
-  std::byte* to_;
-  cuda::OwnStream stream_;
-  cuda::HostBuffer staging_;
-};
-
-void send_matrix(Carrier& carrier, const CudaPiece& piece, const Rows& rows) {
-  // Bytes of the rows that a panel of either layout has.
-  const std::int64_t unit = piece.row_major
-                                ? cuda::kPanelRows * row_bytes(piece.k)
-                                : cuda::packed_bytes(cuda::kPanelRows, piece.k, piece.stored);
-  if (unit > kShare) {
-    throw UnsupportedError(
-        expected_got("weights", "layers of at most 250000 inputs", std::to_string(piece.k)));
-  }
-  const std::int64_t share = kShare / unit * cuda::kPanelRows;
-  for (std::int64_t first = 0; first < piece.n; first += share) {
-    const std::int64_t n = std::min(share, piece.n - first);
-    parallel_rows(n, n * piece.k, [&](std::int64_t begin, std::int64_t end) {
-      rows.pack(piece, first + begin, end - begin,
-                carrier.staging() + begin / cuda::kPanelRows * unit);
-    });
-    const std::int64_t bytes =
-        piece.row_major ? n * row_bytes(piece.k) : cuda::packed_bytes(n, piece.k, piece.stored);
-    carrier.send(piece.offset + first / cuda::kPanelRows * unit, bytes);
-  }
-  if (piece.scales < 0) return;
-  std::vector<float> scales(static_cast<std::size_t>(piece.n));
-  for (std::int64_t row = 0; row < piece.n; ++row) {
-    scales[static_cast<std::size_t>(row)] = rows.scale(row);
-  }
-  carrier.send(piece.scales, scales.data(), piece.n * 4);
-}
-
-}  // namespace
 
 CudaLayout cuda_layout(const ModelConfig& config, Precision precision, int architecture) {
-  CudaLayout out;
-  const auto take = [&](std::int64_t bytes) {
-    const std::int64_t at = out.bytes;
-    out.bytes += aligned(bytes);
-    return at;
-  };
-  for (const auto& [name, entry] : weight_layout(config, precision).entries) {
-    CudaPiece piece;
-    piece.kind = entry.kind;
-    piece.n = is_gated(name) ? gated_rows(config.intermediate_size) : entry.n;
-    piece.k = entry.k;
-    switch (entry.kind) {
-      case WeightEntry::Kind::vector:
-        piece.offset = take(piece.n * 4);
-        break;
-      case WeightEntry::Kind::rows:
-        piece.offset = take(piece.n * piece.k * 2);
-        break;
-      case WeightEntry::Kind::packed:
-        piece.stored = stored_as(entry.precision);
-        piece.row_major = piece.stored == cuda::Stored::plain &&
-                          cuda::wants_row_major(architecture, piece.n, piece.k);
-        piece.offset = take(matrix_bytes(piece));
-        if (piece.stored != cuda::Stored::plain) piece.scales = take(piece.n * 4);
-        break;
-    }
-    out.pieces.emplace(name, piece);
-  }
-  return out;
+  return cuda_layout(weight_layout(config, precision).entries, config.intermediate_size,
+                     architecture);
 }
 
 CudaWeights::CudaWeights(const Model& model, int architecture)
-    : layout_(cuda_layout(model.config(), model.precision(), architecture)),
-      buffer_(static_cast<std::size_t>(layout_.bytes)) {
+    : arena_(
+          cuda_layout(model.config(), model.precision(), architecture),
+          [&](const std::string& name, const std::byte** at) {
+            return model.data().find_entry(name, at);
+          },
+          model.config().intermediate_size) {
   const ModelConfig& config = model.config();
-  {
-    Carrier carrier(buffer_.data());
-    for (const auto& [name, piece] : layout_.pieces) {
-      const std::byte* from = nullptr;
-      const WeightEntry* entry = model.data().find_entry(name, &from);
-      if (entry == nullptr) throw InternalError("[model] expected " + name + ", got none");
-      const bool gated = is_gated(name);
-      const Rows rows(*entry, from, gated, config.intermediate_size);
-      if (entry->kind == WeightEntry::Kind::packed) {
-        send_matrix(carrier, piece, rows);
-        continue;
-      }
-      if (entry->kind == WeightEntry::Kind::rows) {
-        carrier.send(piece.offset, from, piece.n * piece.k * 2);
-        continue;
-      }
-      std::vector<float> values(static_cast<std::size_t>(piece.n));
-      for (std::int64_t i = 0; i < piece.n; ++i) {
-        const std::int64_t at = rows.source(i);
-        if (at < 0) continue;
-        std::memcpy(&values[static_cast<std::size_t>(i)], from + at * 4, 4);
-      }
-      carrier.send(piece.offset, values.data(), piece.n * 4);
-    }
+  head_ = arena_.matrix("lm_head");
+  embedding_ = arena_.find("embedding");
+  norm_ = arena_.vector("norm");
+  entrance_.fc = arena_.matrix("fc");
+  entrance_.fc_bias = arena_.vector("fc.bias");
+  entrance_.embedding_norm = arena_.vector("embedding_norm");
+  entrance_.hidden_norm = arena_.vector("hidden_norm");
+  entrance_.input_norm = arena_.vector("input_norm");
+  for (std::int64_t p = 0; config.head.part_norms && p < config.head.feature_parts; ++p) {
+    entrance_.part_norms.push_back(arena_.vector("part_norms." + std::to_string(p)));
   }
-  head_ = matrix("lm_head");
-  if (const auto table = layout_.pieces.find("embedding"); table != layout_.pieces.end()) {
-    embedding_ = buffer_.data() + table->second.offset;
-  }
-  norm_ = vector("norm");
   for (std::int64_t i = 0; i < config.num_layers; ++i) {
     const std::string at = "layers." + std::to_string(i) + ".";
     Layer layer;
-    layer.attention_norm = vector(at + "attention_norm");
-    layer.attention_post_norm = vector(at + "attention_post_norm");
-    layer.q_norm = vector(at + "attention.q_norm");
-    layer.k_norm = vector(at + "attention.k_norm");
-    layer.qkv = matrix(at + "attention.qkv");
-    layer.qkv_bias = vector(at + "attention.qkv.bias");
-    layer.output = matrix(at + "attention.o");
-    layer.output_bias = vector(at + "attention.o.bias");
-    layer.mlp_norm = vector(at + "mlp_norm");
-    layer.mlp_post_norm = vector(at + "mlp_post_norm");
-    layer.gate_up = matrix(at + kGated);
-    layer.gate_up_bias = vector(at + kGated + ".bias");
-    layer.down = matrix(at + "mlp.down");
-    layer.down_bias = vector(at + "mlp.down.bias");
+    layer.attention_norm = arena_.vector(at + "attention_norm");
+    layer.attention_post_norm = arena_.vector(at + "attention_post_norm");
+    layer.q_norm = arena_.vector(at + "attention.q_norm");
+    layer.k_norm = arena_.vector(at + "attention.k_norm");
+    layer.qkv = arena_.matrix(at + "attention.qkv");
+    layer.qkv_bias = arena_.vector(at + "attention.qkv.bias");
+    layer.output = arena_.matrix(at + "attention.o");
+    layer.output_bias = arena_.vector(at + "attention.o.bias");
+    layer.mlp_norm = arena_.vector(at + "mlp_norm");
+    layer.mlp_post_norm = arena_.vector(at + "mlp_post_norm");
+    layer.gate_up = arena_.matrix(at + "mlp.gate_up");
+    layer.gate_up_bias = arena_.vector(at + "mlp.gate_up.bias");
+    layer.down = arena_.matrix(at + "mlp.down");
+    layer.down_bias = arena_.vector(at + "mlp.down.bias");
     layers_.push_back(layer);
   }
 }
 
-const float* CudaWeights::vector(const std::string& name) const {
-  const auto found = layout_.pieces.find(name);
-  if (found == layout_.pieces.end()) return nullptr;
-  return reinterpret_cast<const float*>(buffer_.data() + found->second.offset);
-}
-
-cuda::DeviceMatrix CudaWeights::matrix(const std::string& name) const {
-  const CudaPiece& piece = layout_.pieces.at(name);
-  cuda::DeviceMatrix out;
-  out.data = buffer_.data() + piece.offset;
-  if (piece.scales >= 0) {
-    out.scales = reinterpret_cast<const float*>(buffer_.data() + piece.scales);
+std::shared_ptr<const CudaWeights> CudaWeights::of(const Model& model, int device) {
+  DeviceCopies& copies = model.data().on_devices;
+  const std::lock_guard lock(copies.mutex);
+  std::weak_ptr<const CudaWeights>& kept = copies.by_device[device];
+  std::shared_ptr<const CudaWeights> weights = kept.lock();
+  if (weights == nullptr) {
+    weights = std::make_shared<const CudaWeights>(model, cuda::architecture_of(device));
+    kept = weights;
   }
-  out.n = piece.n;
-  out.k = piece.k;
-  out.stored = piece.stored;
-  out.row_major = piece.row_major;
-  return out;
+  return weights;
 }
 
 }  // namespace specrt

@@ -1,32 +1,15 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
-#include <string>
+#include <memory>
 #include <vector>
 
-#include "model/weights.h"
-#include "ops.h"
+#include "model/cuda_arena.h"
 #include "specrt/model.h"
 
 namespace specrt {
 
-/// Where a piece of a model lies in device memory.
-struct CudaPiece {
-  WeightEntry::Kind kind = WeightEntry::Kind::vector;
-  std::int64_t n = 0;  ///< of gate and up: both, each filled up to whole turns (cuda::kGateRows)
-  std::int64_t k = 1;
-  cuda::Stored stored = cuda::Stored::plain;
-  bool row_major = false;
-  std::int64_t offset = 0;
-  std::int64_t scales = -1;  ///< offset of [n] floats; -1: none
-};
-
-/// The layout follows from config, precision and architecture alone.
-struct CudaLayout {
-  std::map<std::string, CudaPiece> pieces;
-  std::int64_t bytes = 0;
-};
+/// A model's, which follows from config, precision and architecture alone.
 CudaLayout cuda_layout(const ModelConfig& config, Precision precision, int architecture);
 
 /// A model's weights on the device, in the order in which its kernels read them.
@@ -52,22 +35,33 @@ class CudaWeights {
   /// Copies them to the thread's device, a share at a time. Throws CapacityError where they do not
   /// fit.
   CudaWeights(const Model& model, int architecture);
+  /// A model's weights on that device, which is the thread's: those that are there already, where
+  /// somebody has them.
+  static std::shared_ptr<const CudaWeights> of(const Model& model, int device);
 
-  std::int64_t bytes() const { return static_cast<std::int64_t>(buffer_.size()); }
+  std::int64_t bytes() const { return arena_.bytes(); }
   const Layer& layer(std::int64_t index) const { return layers_[static_cast<std::size_t>(index)]; }
+  /// Without data where a draft head has none of its own.
   const cuda::DeviceMatrix& head() const { return head_; }
-  /// [vocab, hidden] row-major; null where the head doubles as the table.
+  /// [vocab, hidden] row-major; null where the head doubles as the table, or is another model's.
   const void* embedding() const { return embedding_; }
   const float* norm() const { return norm_; }
+  /// How hidden states come into a draft head; what it has not is null.
+  struct Entrance {
+    cuda::DeviceMatrix fc;
+    const float* fc_bias = nullptr;
+    const float* embedding_norm = nullptr;
+    const float* hidden_norm = nullptr;
+    const float* input_norm = nullptr;
+    std::vector<const float*> part_norms;
+  };
+  const Entrance& entrance() const { return entrance_; }
 
  private:
-  const float* vector(const std::string& name) const;
-  cuda::DeviceMatrix matrix(const std::string& name) const;
-
-  CudaLayout layout_;
-  cuda::DeviceBuffer buffer_;
+  CudaArena arena_;
   std::vector<Layer> layers_;
   cuda::DeviceMatrix head_;
+  Entrance entrance_;
   const void* embedding_ = nullptr;
   const float* norm_ = nullptr;
 };

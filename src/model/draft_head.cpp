@@ -134,12 +134,20 @@ void Runner::combine(std::span<const float* const> hidden, bool recycled) {
   });
 }
 
-void Runner::forward_head(std::span<const float* const> hidden, bool recycled) {
+void Runner::forward_head(std::span<const float* const> hidden, std::span<float* const> out,
+                          bool recycled) {
   if (rows_ == 0) return;
   const HeadConfig& head = model_.config().head;
-  if (head.kind == HeadKind::none || std::ssize(hidden) != rows_) {
+  if (head.kind == HeadKind::none || std::ssize(hidden) != rows_ || std::ssize(out) > rows_) {
     throw InternalError(expected_got("head", "a draft head and a hidden state for each row",
                                      std::to_string(hidden.size())));
+  }
+  if (cuda_ != nullptr) {
+    PassRows pass = pass_rows();
+    pass.hidden = hidden;
+    pass.outputs = out;
+    cuda_->forward_head(pass, cache_, recycled);
+    return;
   }
   plan_attention();
   if (head.kind == HeadKind::fused) {
@@ -148,6 +156,30 @@ void Runner::forward_head(std::span<const float* const> hidden, bool recycled) {
     combine(hidden, recycled);
   }
   for (std::int64_t i = 0; i < model_.config().num_layers; ++i) layer(i);
+  for (std::size_t row = 0; row < out.size(); ++row) {
+    if (out[row] != nullptr) output_hidden(static_cast<std::int64_t>(row), out[row]);
+  }
+}
+
+void Runner::copy_features(const FeatureRows& from, std::int64_t i, float* to) {
+  if (cuda_ != nullptr) {
+    cuda_->copies().add_features(from, i, to, cuda_->stream());
+  } else {
+    from.copy(i, to);
+  }
+}
+
+void Runner::copy_state(const float* from, float* to) {
+  const std::int64_t size = model_.config().hidden_size;
+  if (cuda_ != nullptr) {
+    cuda_->copies().add(from, to, size, cuda_->stream());
+  } else {
+    std::copy(from, from + size, to);
+  }
+}
+
+void Runner::settle_states() {
+  if (cuda_ != nullptr) cuda_->copies().flush(cuda_->stream());
 }
 
 void Runner::output_hidden(std::int64_t row, float* out) const {

@@ -264,11 +264,17 @@ void Runner::plan_attention() {
   }
 }
 
+PassRows Runner::pass_rows() const {
+  return {rows_,        tokens_, positions_,
+          slots_,       owners_, path_begin_,
+          path_length_, paths_,  !captured_rows_.empty(),
+          {},           {}};
+}
+
 void Runner::forward(std::int64_t layers) {
   if (rows_ == 0) return;
   if (cuda_ != nullptr) {
-    cuda_->forward({rows_, tokens_, positions_, slots_, owners_, path_begin_, path_length_, paths_},
-                   cache_, layers);
+    cuda_->forward(pass_rows(), cache_, layers);
     return;
   }
   plan_attention();

@@ -165,12 +165,26 @@ std::span<const Runner::Candidate> Runner::top(std::span<const std::int64_t> row
   return {list(threads, 0), static_cast<std::size_t>(row_count * count)};
 }
 
-std::span<const Runner::Candidate> Runner::likely(std::int64_t rows, std::int64_t count) {
+std::span<const float> Runner::likely_logits() {
+  return cuda_ != nullptr ? cuda_->likely_logits() : host_logits_;
+}
+
+std::span<const Runner::Candidate> Runner::likely(std::span<const std::int64_t> wanted,
+                                                  std::int64_t count) {
   const std::int64_t vocab = model_.config().vocab_size;
+  const std::int64_t rows = std::ssize(wanted);
   if (count < 1 || count > std::min(kMaxCandidates, vocab) || rows > kLogitRows) {
     throw InternalError(expected_got("candidates", "from 1 to " + std::to_string(kMaxCandidates),
                                      std::to_string(count)));
   }
+  if (cuda_ != nullptr) {
+    const auto found = std::span(found_).first(static_cast<std::size_t>(rows * count));
+    cuda_->likely(wanted, count, found);
+    std::transform(found.begin(), found.end(), candidates_.begin(),
+                   [](const cuda::LikelyToken& one) { return Candidate{one.id, one.value}; });
+    return {candidates_.data(), found.size()};
+  }
+  (void)logits(wanted);
   const float infinity = std::numeric_limits<float>::infinity();
   pool_->parallel(rows, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {

@@ -7,6 +7,7 @@
 #include "cpu/dispatch.h"
 #include "cpu/pack.h"
 #include "cpu/thread_team.h"
+#include "model/cuda_runner.h"
 #include "model/parallel_rows.h"
 #include "specrt/error.h"
 
@@ -14,15 +15,6 @@ namespace specrt {
 namespace {
 
 std::int64_t aligned(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
-std::string block_name(const MedusaConfig& config, std::int64_t head, std::int64_t block) {
-  return "heads." + std::to_string(head) + ".blocks." +
-         std::to_string(config.shared_blocks ? 0 : block);
-}
-
-std::string projection_name(const MedusaConfig& config, std::int64_t head) {
-  return config.shared_projection ? "projection" : "heads." + std::to_string(head) + ".projection";
-}
 
 /// A projection's mistakes cost more than a block's, as an output head's do.
 Precision precision_of(const TensorSpec& tensor, Precision precision) {
@@ -56,6 +48,20 @@ std::map<std::string, WeightEntry> layout_of(const MedusaConfig& config, Precisi
 }
 
 }  // namespace
+
+std::string medusa_block(const MedusaConfig& config, std::int64_t head, std::int64_t block) {
+  return "heads." + std::to_string(head) + ".blocks." +
+         std::to_string(config.shared_blocks ? 0 : block);
+}
+
+std::string medusa_projection(const MedusaConfig& config, std::int64_t head) {
+  return config.shared_projection ? "projection" : "heads." + std::to_string(head) + ".projection";
+}
+
+std::map<std::string, WeightEntry> medusa_entries(const MedusaConfig& config, Precision precision) {
+  std::int64_t bytes = 0;
+  return layout_of(config, precision, bytes);
+}
 
 void MedusaConfig::check() const {
   const auto positive = [](const char* what, std::int64_t value) {
@@ -98,12 +104,12 @@ std::vector<TensorSpec> tensors_of(const MedusaConfig& c) {
       c.shared_blocks ? std::min<std::int64_t>(c.num_blocks, 1) : c.num_blocks;
   for (std::int64_t head = 0; head < c.num_heads; ++head) {
     for (std::int64_t block = 0; block < blocks; ++block) {
-      const std::string name = block_name(c, head, block);
+      const std::string name = medusa_block(c, head, block);
       specs.push_back({name, {c.hidden_size, c.hidden_size}});
       if (c.bias) specs.push_back({name + ".bias", {c.hidden_size}});
     }
     if (head == 0 || !c.shared_projection) {
-      specs.push_back({projection_name(c, head), {c.outputs, c.hidden_size}});
+      specs.push_back({medusa_projection(c, head), {c.outputs, c.hidden_size}});
     }
   }
   return specs;
@@ -113,6 +119,13 @@ std::int64_t weight_bytes(const MedusaConfig& config, Precision precision) {
   std::int64_t bytes = 0;
   layout_of(config, precision, bytes);
   return bytes;
+}
+
+const WeightEntry* MedusaData::find_entry(const std::string& name, const std::byte** at) const {
+  const auto found = entries.find(name);
+  if (found == entries.end()) return nullptr;
+  *at = buffer.data() + found->second.offset;
+  return &found->second;
 }
 
 Matrix MedusaData::matrix(const std::string& name) const {
@@ -210,22 +223,28 @@ MedusaHeads MedusaBuilder::build() {
 }
 
 MedusaRunner::MedusaRunner(const MedusaHeads& heads, std::int64_t max_rows,
-                           const std::shared_ptr<ThreadTeam>& team, const std::string& cpu_isa)
+                           const std::shared_ptr<ThreadTeam>& team, const std::string& cpu_isa,
+                           const std::string& device, std::span<const std::int32_t> counts)
     : heads_(heads),
       max_rows_(max_rows),
       team_(team != nullptr ? team : std::make_shared<ThreadTeam>()),
       pool_(&team_->impl().pool),
-      kernels_(&cpu::kernels_of(cpu_isa_from_name(cpu_isa))),
-      buffer_(Buffer::allocate(workspace_bytes(heads.config(), max_rows), "medusa workspace")) {
+      kernels_(&cpu::kernels_of(cpu_isa_from_name(cpu_isa))) {
+  if (const std::optional<int> on = cuda_device_of(device)) {
+    check_cuda_dtype(heads.precision());
+    cuda_ = std::make_unique<CudaMedusa>(heads, max_rows, counts, *on);
+    return;
+  }
+  buffer_ = Buffer::allocate(workspace_bytes(heads.config(), max_rows, device), "medusa workspace");
   const MedusaConfig& c = heads_.config();
   const MedusaData& data = heads_.data();
   for (std::int64_t head = 0; head < c.num_heads; ++head) {
     Head part;
     for (std::int64_t block = 0; block < c.num_blocks; ++block) {
-      const std::string name = block_name(c, head, block);
+      const std::string name = medusa_block(c, head, block);
       part.blocks.push_back({data.matrix(name), data.vector(name + ".bias")});
     }
-    part.projection = data.matrix(projection_name(c, head));
+    part.projection = data.matrix(medusa_projection(c, head));
     parts_.push_back(std::move(part));
   }
   std::byte* at = buffer_.data();
@@ -243,14 +262,33 @@ MedusaRunner::MedusaRunner(const MedusaHeads& heads, std::int64_t max_rows,
   logits_ = take(max_rows * c.outputs * 4);
 }
 
-std::int64_t MedusaRunner::workspace_bytes(const MedusaConfig& c, std::int64_t max_rows) {
+std::int64_t MedusaRunner::workspace_bytes(const MedusaConfig& c, std::int64_t max_rows,
+                                           const std::string& device) {
+  if (cuda_device_of(device)) return CudaMedusa::workspace_bytes(c, max_rows);
   return 4 * aligned(max_rows * c.hidden_size * 4) +
          aligned(cpu::prepared_bytes(max_rows, c.hidden_size)) + aligned(max_rows * c.outputs * 4);
 }
 
-std::span<float> MedusaRunner::input(std::int64_t row) {
+void MedusaRunner::copy_features(const FeatureRows& from, std::int64_t i, float* to) {
+  if (cuda_ != nullptr) {
+    cuda_->copies().add_features(from, i, to, cuda_->stream());
+  } else {
+    from.copy(i, to);
+  }
+}
+
+void MedusaRunner::settle_states() {
+  if (cuda_ != nullptr) cuda_->copies().flush(cuda_->stream());
+}
+
+void MedusaRunner::start(std::span<const float* const> states) {
+  if (cuda_ != nullptr) {
+    cuda_->start(states);
+    return;
+  }
   const std::int64_t hidden = heads_.config().hidden_size;
-  return {input_ + row * hidden, static_cast<std::size_t>(hidden)};
+  float* to = input_;
+  for (const float* from : states) to = std::copy(from, from + hidden, to);
 }
 
 void MedusaRunner::read(const float* x, std::int64_t rows) {
@@ -281,6 +319,7 @@ void MedusaRunner::product(const Matrix& matrix, const float* bias, std::int64_t
 }
 
 std::span<const float> MedusaRunner::logits(std::int64_t head, std::int64_t rows) {
+  if (cuda_ != nullptr) return cuda_->logits(head, rows);
   const MedusaConfig& c = heads_.config();
   const Head& part = parts_[static_cast<std::size_t>(head)];
   const std::int64_t count = rows * c.hidden_size;
@@ -313,7 +352,11 @@ std::vector<float> medusa_logits(const MedusaHeads& heads, std::span<const float
   }
   const cpu::FpMode mode;
   MedusaRunner runner(heads, rows, team, cpu_isa);
-  std::copy(hidden.begin(), hidden.end(), runner.input(0).data());
+  std::vector<const float*> states;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    states.push_back(hidden.data() + row * c.hidden_size);
+  }
+  runner.start(states);
   std::vector<float> out;
   for (std::int64_t head = 0; head < c.num_heads; ++head) {
     const std::span<const float> logits = runner.logits(head, rows);

@@ -170,8 +170,9 @@ Runner::Runner(const Model& model, const RunnerOptions& options, const Model& ta
   candidates_.resize((threads + 1) * kLogitRows * kMaxCandidates);
   if (const std::optional<int> device = cuda_device_of(options.device)) {
     check_cuda(c, model.precision(), options);
-    if (target.valid()) throw UnsupportedError("[device] expected 'cpu' for a draft head");
-    cuda_ = std::make_unique<CudaRunner>(model, options, cache_.layout(), *device);
+    cuda_ = std::make_unique<CudaRunner>(model, options, cache_.layout(), *device, target);
+    if (c.head.kind != HeadKind::none) found_.resize(kLogitRows * kMaxCandidates);
+    if (wanted_.any()) captured_rows_.reserve(rows);
     return;
   }
   buffer_ = Buffer::allocate(workspace_bytes(c, options), "workspace");
@@ -322,7 +323,6 @@ std::int64_t Runner::add_tree(SequenceId id, const DraftTree& tree) {
 }
 
 void Runner::capture(std::int64_t first, std::int64_t count) {
-  require_cpu("hidden states");
   for (std::int64_t row = first; row < first + count; ++row) captured_rows_.push_back(row);
 }
 
@@ -331,7 +331,12 @@ const float* Runner::captured(std::int64_t layer) const {
   if (found == wanted_.layers.end()) {
     throw InternalError(expected_got("features", "a layer of the options", std::to_string(layer)));
   }
+  if (cuda_ != nullptr) return cuda_->features(found - wanted_.layers.begin());
   return features_[static_cast<std::size_t>(found - wanted_.layers.begin())];
+}
+
+const float* Runner::captured_normed() const {
+  return cuda_ != nullptr ? cuda_->features(std::ssize(wanted_.layers)) : normed_features_;
 }
 
 std::int64_t Runner::add_node(SequenceId id, TokenId token, std::int32_t parent) {

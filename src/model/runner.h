@@ -11,6 +11,7 @@
 #include "cpu/thread_pool.h"
 #include "model/attention_plan.h"
 #include "model/cuda_runner.h"
+#include "model/held_rows.h"
 #include "model/kv_storage.h"
 #include "model/weights.h"
 #include "specrt/calibration.h"
@@ -35,7 +36,8 @@ struct RunnerOptions {
   bool poison = false;             ///< for tests: KV memory that holds nothing is NaN in every pass
   std::shared_ptr<ThreadTeam> team;
   std::string cpu_isa = "auto";
-  std::string device = "cpu";  ///< as cuda_device_of() reads it
+  std::string device = "cpu";               ///< as cuda_device_of() reads it
+  std::shared_ptr<cuda::OwnStream> stream;  ///< of a GPU; null: one of its own
 };
 
 /// cos and sin of the rotation at every position, [positions, factors].
@@ -101,9 +103,10 @@ class Runner {
   /// Keeps the options' features of rows [first, first + count) of this pass.
   void capture(std::int64_t first, std::int64_t count);
   /// Where they are after forward(), [max_rows, hidden]: the stream that enters `layer`, or the
-  /// final norm's output.
+  /// final norm's output. On a GPU in its memory (device_features()).
   const float* captured(std::int64_t layer) const;
-  const float* captured_normed() const { return normed_features_; }
+  const float* captured_normed() const;
+  DeviceFeatures* device_features() const { return cuda_.get(); }
 
   void forward() { forward(model_.config().num_layers); }
   /// Only the first layers: logits() then tells what norm and head make of their output.
@@ -112,11 +115,21 @@ class Runner {
   /// what the matrices of every layer read. `trace` was empty.
   void forward_traced(std::span<const float> stream, LayerTrace& trace);
 
-  /// The pass of a draft head: `hidden` has each row's hidden state, the target's as features()
-  /// has them, or, `recycled`, what output_hidden() gave. draft_head.cpp.
-  void forward_head(std::span<const float* const> hidden, bool recycled);
-  /// The state that stands for the target's behind this row, [hidden].
-  void output_hidden(std::int64_t row, float* out) const;
+  // Of draft heads; draft_head.cpp. Their states stand where hold() has made room for them.
+  HeldRows hold(std::int64_t rows, std::int64_t width) const {
+    return {rows, width, cuda_ != nullptr};
+  }
+  /// Copies token i's features, one behind the other. They may be on their way until
+  /// settle_states(), which is due before the target's next pass.
+  void copy_features(const FeatureRows& from, std::int64_t i, float* to);
+  /// The same with a state of the head's own, [hidden].
+  void copy_state(const float* from, float* to);
+  void settle_states();
+  /// A pass: `hidden` has each row's hidden state, the target's as features() has them, or,
+  /// `recycled`, what a pass gave out. Each row's own, which stands for the target's behind it,
+  /// goes to `out`, [hidden], unless that is null; there may be fewer of these than rows.
+  void forward_head(std::span<const float* const> hidden, std::span<float* const> out,
+                    bool recycled);
 
   /// Logits of up to kLogitRows rows, [rows, vocab_size], valid until the next call.
   std::span<const float> logits(std::span<const std::int64_t> rows);
@@ -134,10 +147,11 @@ class Runner {
   };
   std::span<const Candidate> top(std::span<const std::int64_t> rows, std::int64_t count);
 
-  /// The `count` most likely of each of the first `rows` rows that logits() gave last, [rows,
-  /// count], as top() orders them, log-probabilities for logits; tokens of -1 where a row's logits
-  /// are not finite.
-  std::span<const Candidate> likely(std::int64_t rows, std::int64_t count);
+  /// The `count` most likely of up to kLogitRows rows, [rows, count], as top() orders them,
+  /// log-probabilities for logits; tokens of -1 where a row's logits are not finite.
+  std::span<const Candidate> likely(std::span<const std::int64_t> rows, std::int64_t count);
+  /// The logits of these rows, [rows, vocab_size]; brings them from a GPU.
+  std::span<const float> likely_logits();
 
   /// The sequence's next `count` rows of this pass are committed (their K/V are in place). Where
   /// its `tokens` are given, at least to there, later prompts can share its full blocks.
@@ -160,6 +174,8 @@ class Runner {
   void fuse(std::span<const float* const> hidden);
   void combine(std::span<const float* const> hidden, bool recycled);
   /// out = x through a norm, or as it is, rounded to bf16 where products of `precision` read it.
+  void output_hidden(std::int64_t row, float* out) const;
+  PassRows pass_rows() const;
   void normalise(const float* x, std::int64_t width, const float* weight, Precision precision,
                  float* out) const;
   void keep_features(std::int64_t layer);
@@ -255,11 +271,12 @@ class Runner {
   float* prepared_ = nullptr;     // what Kernels::prepare_* make of a product's input
   std::vector<float*> features_;  // [max_rows, hidden], one for each of wanted_.layers
   float* normed_features_ = nullptr;
-  float* head_in_ = nullptr;            // [kLogitRows, hidden]
-  float* logits_ = nullptr;             // [kLogitRows, vocab] and room for whole panels
-  std::span<const float> host_logits_;  // what logits() gave last
-  std::vector<cpu::ArgMax> best_;       // [threads + 1][kLogitRows], the last ones the result
-  std::vector<Candidate> candidates_;   // [threads + 1][kLogitRows][kMaxCandidates], the same way
+  float* head_in_ = nullptr;              // [kLogitRows, hidden]
+  float* logits_ = nullptr;               // [kLogitRows, vocab] and room for whole panels
+  std::span<const float> host_logits_;    // what logits() gave last
+  std::vector<cpu::ArgMax> best_;         // [threads + 1][kLogitRows], the last ones the result
+  std::vector<Candidate> candidates_;     // [threads + 1][kLogitRows][kMaxCandidates], the same way
+  std::vector<cuda::LikelyToken> found_;  // [kLogitRows][kMaxCandidates], of a GPU's draft head
 };
 
 }  // namespace specrt

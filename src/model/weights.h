@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -90,6 +91,14 @@ struct LayerWeights {
   const float* down_bias = nullptr;
 };
 
+class CudaWeights;
+
+/// A model's weights on devices, while somebody uses them: see CudaWeights::of().
+struct DeviceCopies {
+  std::mutex mutex;
+  std::map<int, std::weak_ptr<const CudaWeights>> by_device;
+};
+
 struct ModelData {
   ModelConfig config;
   Precision precision = Precision::f32;
@@ -99,6 +108,7 @@ struct ModelData {
   std::int64_t arena_offset = 0;      ///< of the arena in the buffer (a mapped file has a header)
   std::map<std::string, bool> given;  ///< while building: which tensors have come
   std::unique_ptr<InputMoments> moments;  ///< while building int4, else null
+  mutable DeviceCopies on_devices;
 
   const void* embedding = nullptr;  ///< row-major, of activation_dtype(precision); null where the
                                     ///< head doubles as the embedding

@@ -38,6 +38,7 @@ Event::Event() { refuse(); }
 Event::~Event() = default;
 void Event::record(Stream) { refuse(); }
 void Event::wait() { refuse(); }
+void Event::hold(Stream) { refuse(); }
 Graph::~Graph() = default;
 Graph::Graph(Graph&&) noexcept = default;
 Graph& Graph::operator=(Graph&&) noexcept = default;
@@ -53,14 +54,17 @@ void synchronize(Stream) { refuse(); }
 void embed(Type, const EmbedArgs&, std::int64_t, Stream) { refuse(); }
 void embed_packed(Type, Stored, const EmbedPackedArgs&, std::int64_t, Stream) { refuse(); }
 void rms_norm(Type, const RmsNormArgs&, std::int64_t, Stream) { refuse(); }
+void states(Type, const StatesArgs&, std::int64_t, Stream) { refuse(); }
 void rope_kv(Type, const RopeKvArgs&, std::int64_t, Stream) { refuse(); }
 void attention(Type, const AttentionArgs&, std::int64_t, std::int64_t, Stream) { refuse(); }
 bool wants_row_major(int, std::int64_t, std::int64_t) { refuse(); }
 std::int64_t workspace_bytes(const DeviceMatrix&, std::int64_t) { refuse(); }
 void product(Type, const DeviceMatrix&, const Product&, Stream) { refuse(); }
 void add_block(const AddBlockArgs&, std::int64_t, Stream) { refuse(); }
+void add_silu(Type, const AddSiluArgs&, std::int64_t, Stream) { refuse(); }
 void finish_logits(const FinishLogitsArgs&, std::int64_t, Stream) { refuse(); }
 void find_tops(const ChooseArgs&, std::int64_t, Stream) { refuse(); }
+void likely(const LikelyArgs&, std::int64_t, Stream) { refuse(); }
 void choose(const ProcessArgs&, const ChooseArgs&, std::int64_t, Stream) { refuse(); }
 void verify(const VerifyArgs&, std::int64_t, Stream) { refuse(); }
 void commit(const CommitArgs&, std::int64_t, std::int64_t, Stream) { refuse(); }

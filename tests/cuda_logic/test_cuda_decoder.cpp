@@ -432,7 +432,6 @@ TEST(cuda_decoder_refuses_by_name) {
   refused(Precision::w8a8, "dtype", nothing);
   refused(Precision::bf16, "kv_cache_dtype", [](DecoderOptions& o) { o.kv_cache_dtype = "int8"; });
   refused(Precision::bf16, "block_size", [](DecoderOptions& o) { o.block_size = 12; });
-  refused(Precision::bf16, "hidden states", [](DecoderOptions& o) { o.features.layers = {1}; });
 
   CHECK(!specrt::cuda_device_of("cpu").has_value());
   CHECK_EQ(specrt::cuda_device_of("cuda").value(), 0);

@@ -14,6 +14,7 @@
 #include "specrt/decoder.h"
 #include "specrt/error.h"
 #include "tiny_decode.h"
+#include "tiny_heads.h"
 #include "tiny_model.h"
 
 namespace {
@@ -24,69 +25,14 @@ using specrt::Drafter;
 using specrt::DraftHeadOptions;
 using specrt::HeadKind;
 using specrt::Model;
-using specrt::ModelConfig;
 using specrt::Precision;
 using specrt::TokenId;
+using tiny::head_options;
 using tiny::Output;
+using tiny::random_head;
+using tiny::random_modules;
 using tiny::Request;
 using tiny::Tokens;
-
-/// A random head of one layer for targets of `spec`.
-Model random_head(const tiny::Spec& spec, HeadKind kind, Precision dtype, double scale = 1.0,
-                  std::uint64_t seed = 9) {
-  ModelConfig config = tiny::config_of(spec);
-  config.num_layers = 1;
-  config.head.kind = kind;
-  config.head.input_vocab = spec.vocab;
-  config.head.feature_size = spec.hidden;
-  config.head.feature_parts = kind == HeadKind::beside ? 2 : 1;
-  config.head.first_norm = false;
-  config.head.final_norm = kind == HeadKind::beside;
-  config.head.own_embedding = false;
-  config.head.own_lm_head = false;
-  specrt::ModelBuilder builder(config, dtype);
-  for (const specrt::TensorSpec& tensor : specrt::tensors_of(config)) {
-    std::int64_t count = 1;
-    for (const std::int64_t size : tensor.shape) count *= size;
-    std::vector<float> values;
-    const Tokens noise = tiny::random_tokens(seed++, static_cast<std::size_t>(count), 2001);
-    for (const TokenId one : noise) {
-      const double unit = (one - 1000) / 577.0;  // of variance 1
-      values.push_back(
-          static_cast<float>(tensor.shape.size() == 1
-                                 ? 1.0 + 0.1 * unit
-                                 : scale * unit / std::sqrt(static_cast<double>(tensor.shape[1]))));
-    }
-    builder.set(tensor.name, tensor.shape, specrt::DType::f32, values.data());
-  }
-  return builder.build();
-}
-
-/// So many different modules, each over the states of the one before.
-std::vector<Model> random_modules(const tiny::Spec& spec, Precision dtype, std::int64_t count) {
-  std::vector<Model> out;
-  for (std::int64_t k = 0; k < count; ++k) {
-    const auto seed = 9 + 100 * static_cast<std::uint64_t>(k);
-    out.push_back(random_head(spec, HeadKind::fused, dtype, 1.0, seed));
-  }
-  return out;
-}
-
-DraftHeadOptions head_options(HeadKind kind, std::int64_t top_k, std::int64_t depth) {
-  DraftHeadOptions options;
-  options.kv_cache_bytes = 1 << 21;
-  options.threads = 1;
-  options.check_invariants = true;
-  options.block_size = 4;
-  options.top_k = top_k;
-  options.depth = depth;
-  if (kind == HeadKind::beside) {
-    options.features.layers = {0, 2};
-  } else {
-    options.features.normed = true;
-  }
-  return options;
-}
 
 /// Keeps the drafts of another drafter, by the length of the text before them.
 class Recorder final : public specrt::Drafter {
@@ -341,9 +287,11 @@ TEST(head_modules_read_the_one_before) {
     const std::int64_t row = head.add_committed(1, tokens);
     std::vector<const float*> inputs;
     for (std::int64_t i = 0; i < count; ++i) inputs.push_back(features.data() + i * spec.hidden);
-    head.forward_head(inputs, false);
+    std::vector<float*> outputs;
+    for (std::int64_t i = 0; i < count; ++i) outputs.push_back(later.input(row + i));
+    head.forward_head(inputs, outputs, false);
     const specrt::HeadModules::Piece piece{1, 0, row, tokens};
-    later.follow(head, std::span(&piece, 1));
+    later.follow(std::span(&piece, 1));
     std::vector<std::vector<float>> out;
     for (std::int64_t k = 1; k < own.modules; ++k) {
       const float* last = later.last_state(1, k);

@@ -78,7 +78,10 @@ class Intake:
         return ids
 
     def requests(
-        self, prompts: list[list[int]], given: SamplingParams | Sequence[SamplingParams]
+        self,
+        prompts: list[list[int]],
+        given: SamplingParams | Sequence[SamplingParams],
+        arrived: float,
     ) -> list[list[Request]]:
         """Checked requests, none of them submitted yet: for each prompt its n samples."""
         if isinstance(given, SamplingParams):
@@ -96,7 +99,10 @@ class Intake:
                 )
         self._open_decoder()
         with self._preparing:
-            return [self._samples(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+            return [
+                self._samples(prompt, one, arrived)
+                for prompt, one in zip(prompts, params, strict=True)
+            ]
 
     def grammar(self) -> Grammar:
         """What compiles grammars for this vocabulary, made when first asked for."""
@@ -105,7 +111,7 @@ class Intake:
             self._grammar = Grammar(tokenizer, self._vocab_size, self._eos)
         return self._grammar
 
-    def _samples(self, prompt: list[int], params: SamplingParams) -> list[Request]:
+    def _samples(self, prompt: list[int], params: SamplingParams, arrived: float) -> list[Request]:
         if not isinstance(params, SamplingParams):
             raise InvalidArgumentError(
                 f"[sampling_params] expected SamplingParams, got {type(params).__name__}"
@@ -140,6 +146,7 @@ class Intake:
                     constraint=start if start is None or index == 0 else start.again(),
                     after=samples[0] if samples else None,
                     lossless=not core_params.lossy,
+                    arrived=arrived,
                 )
             )
         return samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ from helpers import Branching, Counting, greedy, known
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from specrt import Distribution, Engine, EngineMetrics, InvalidArgumentError, SamplingParams
+from specrt import (
+    Distribution,
+    Engine,
+    EngineMetrics,
+    InvalidArgumentError,
+    SamplingParams,
+    StructuredOutputs,
+)
 from specrt.engine_metrics import FIRST_TOKEN, _Values, percentiles
 from specrt.prometheus import EngineCollector
 
@@ -213,3 +221,50 @@ def test_abandoned_samples_of_one_request(counter: Path) -> None:
     with Engine(counter, **SMALL) as engine:
         engine.generate([1], SamplingParams(n=3, temperature=1.0, max_tokens=5, seed=1))
         assert engine.metrics().requests_finished == {"length": 3}
+
+
+def test_clocks_begin_when_a_request_is_made(l2_eos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it takes to compile a grammar is part of what its caller waits; and so the core is told
+    how long a request has waited when it is let in."""
+    from specrt.structured import Grammar
+
+    slow = 0.05
+    compile_ = Grammar.compile
+
+    def compiled(self: Any, *rest: Any) -> Any:
+        time.sleep(slow)
+        return compile_(self, *rest)
+
+    monkeypatch.setattr(Grammar, "compile", compiled)
+    params = greedy(4, structured_outputs=StructuredOutputs(regex="[a-z]*"))
+    messages = [{"role": "user", "content": "x"}]
+    with Engine(l2_eos, **SMALL) as engine:
+        for ask in (
+            lambda: engine.generate("x", params),
+            lambda: engine.chat(messages, params),
+            lambda: engine.submit("x", params).result(60),
+            lambda: engine.chat_submit(messages, params).result(60),
+        ):
+            metrics = ask().metrics
+            assert metrics.queue_seconds >= slow
+            assert metrics.ttft_seconds >= metrics.queue_seconds
+        stream = engine.stream("x", greedy(4))
+        time.sleep(10 * slow)  # nothing has been asked for yet
+        output = None
+        try:
+            while True:
+                next(stream)
+        except StopIteration as end:
+            output = end.value
+        assert output is not None
+        assert output.metrics.ttft_seconds < 10 * slow
+
+        class Decoder:
+            def add(self, *given: Any) -> int:
+                self.waited = given[-1]
+                return 0
+
+        decoder: Any = Decoder()
+        ((request,),) = engine._requests([[1]], greedy(4), time.monotonic() - 100)
+        engine._scheduler._add(decoder, request)
+        assert 100 <= decoder.waited < 160

@@ -67,6 +67,7 @@ class RequestHandle:
         return self
 
     async def __anext__(self) -> Increment:
+        self._scheduler.refuse_in_a_fork()
         increment = await self._delivery.take_async()
         if increment is None:
             self._raise_error()
@@ -74,6 +75,7 @@ class RequestHandle:
         return increment
 
     def __await__(self) -> Generator[Any, None, RequestOutput]:
+        self._scheduler.refuse_in_a_fork()
         yield from self._delivery.wait_async().__await__()
         return request_output(self._requests)
 

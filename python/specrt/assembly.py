@@ -38,7 +38,7 @@ def check_options(
     *, device: Any, verification: Any, policy: Any, cpu_isa: Any, **flags: Any
 ) -> str:
     """The instruction-set level to run. Raises as `Engine` does."""
-    if device not in ("auto", "cpu"):
+    if not isinstance(device, str) or device not in ("auto", "cpu"):
         if isinstance(device, str) and (device == "cuda" or device.startswith("cuda:")):
             refuse_cuda(device)
         raise InvalidArgumentError(f"[device] expected 'auto' or 'cpu', got {device!r}")
@@ -47,7 +47,7 @@ def check_options(
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise InvalidArgumentError(f"[{name}] expected True or False, got {flag!r}")
-    if not isinstance(cpu_isa, str):
+    if not isinstance(cpu_isa, str) or not cpu_isa.isascii():
         raise InvalidArgumentError(f"[cpu_isa] expected a level's name, got {cpu_isa!r}")
     return _core.resolve_cpu_isa(cpu_isa)
 

@@ -184,6 +184,11 @@ class Engine:
         )
         check_targets(target_tpot_seconds, target_ttft_seconds, policy)
         costs = cache_folder(cost_cache)
+        if costs is not None and (spec is None or policy != "goodput"):
+            raise InvalidArgumentError(
+                f"[cost_cache] expected a drafter and policy 'goodput' with it, got drafter "
+                f"{brief(spec)} and policy {policy!r}"
+            )
 
         self._trace = TraceWriter(trace) if trace is not None else None
         self._metrics = MetricsObserver()
@@ -342,7 +347,7 @@ class Engine:
         The name ends in .specrt. It holds config and weights, not the tokenizer. Raises LoadError.
         """
         name = os.fspath(path)
-        if not name.endswith(".specrt"):
+        if not isinstance(name, str) or not name.endswith(".specrt") or "\0" in name:
             raise InvalidArgumentError(f"[path] expected a name ending in .specrt, got {name!r}")
         self._open_decoder()
         model = self._model

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from .errors import InvalidArgumentError
 from .request import request_output
 
 if TYPE_CHECKING:
@@ -42,6 +44,11 @@ class RequestHandle:
 
         A cancelled request gives what it had, with finish_reason "abort".
         """
+        if timeout is not None:
+            fine = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+            if not fine or not timeout >= 0:
+                raise InvalidArgumentError(f"[timeout] expected None or seconds, got {timeout!r}")
+            timeout = min(timeout, threading.TIMEOUT_MAX)
         if not self.done:
             self._scheduler.refuse_inside_a_round()
         self._delivery.wait(timeout)

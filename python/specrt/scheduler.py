@@ -444,11 +444,12 @@ class Scheduler:
     # Who leaves early.
 
     def _settle(self) -> None:
-        """Cancel those that left, unless a round is under way, which will."""
-        while self._left and self.lock.try_enter():
+        """Cancel those that left, unless somebody holds the lock, who will once done with it.
+
+        This thread may be that somebody: the collector ends generators wherever it comes.
+        """
+        while self._left and not self.lock.held() and self.lock.try_enter():
             try:
-                if self._inside is not None:
-                    return  # this thread's own round, which does it at its end
                 self._cancel_left()
             finally:
                 self.lock.__exit__()
@@ -496,7 +497,7 @@ def _as_own(error: Exception) -> SpecrtError:
 
 
 def _warn(text: str) -> None:
-    with contextlib.suppress(Warning):  # made an error by a filter; it has nowhere to go
+    with contextlib.suppress(Exception):  # made an error by a filter; it has nowhere to go
         warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 

@@ -63,7 +63,8 @@ class TraceWriter(Observer):
             raise InvalidArgumentError(
                 f"[trace] cannot write to {os.fspath(path)!r}: {error}"
             ) from error
-        self._lock = threading.Lock()  # requests queue up from any thread
+        # Requests queue up from any thread; reentrant as in MetricsObserver.
+        self._lock = threading.RLock()
         self._began = time.monotonic()
         self._decoder: Decoder | None = None
         self._texts: _Texts | None = None
@@ -148,7 +149,6 @@ class TraceWriter(Observer):
                 text="" if output is None else output.flush(),
                 metrics=metrics,
             )
-            self._file.flush()
 
     def _share(
         self,
@@ -186,6 +186,7 @@ class TraceWriter(Observer):
     def _write(self, event: str, *, t: float | None = None, **fields: Any) -> None:
         at = time.monotonic() - self._began if t is None else t
         self._file.write(_line({"event": event, "t": _short(at), **fields}))
+        self._file.flush()  # nothing is lost with the process, nor written again by a fork of it
 
 
 class _Texts:

@@ -209,12 +209,60 @@ def test_prometheus_prefix_and_labels(counter: Path) -> None:
             {"labels": {"le": "a"}},
             {"labels": {"a b": "a"}},
             {"labels": {"a": 1}},
+            {"labels": {"__name__": "a"}},
+            {"labels": 5},
         ):
             with pytest.raises(InvalidArgumentError):
                 EngineCollector(engine, **options)  # type: ignore[arg-type]
         registry = CollectorRegistry()
         registry.register(EngineCollector(engine))
     assert generate_latest(registry) == b""  # closed
+
+
+def test_prometheus_of_two_engines(counter: Path) -> None:
+    """One family a name, whatever the number of engines: some readers refuse a second."""
+    with Engine(counter, **SMALL) as first, Engine(counter, **SMALL) as second:
+        first.generate([1], greedy(3))
+        second.generate([1], greedy(5))
+        collector = EngineCollector(first)
+        with pytest.raises(InvalidArgumentError, match="no other engine"):
+            collector.add(second, labels={"model_name": first.name, "engine": "0"})
+        collector.add(second)
+        registry = CollectorRegistry()
+        registry.register(collector)
+        text = generate_latest(registry).decode()
+        first.close()
+        left = generate_latest(registry).decode()
+    types = [line for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len(set(types)) > 20
+    for engine, count in (("0", 3), ("1", 5)):
+        labels = f'engine="{engine}",model_name="{first.name}"'
+        said = [
+            line for line in text.splitlines() if line.startswith("vllm:generation_tokens_total")
+        ]
+        assert f"vllm:generation_tokens_total{{{labels}}} {count}.0" in said
+    assert 'engine="0"' not in left
+    assert 'engine="1"' in left
+
+
+def test_counters_never_fall(l2: Path) -> None:
+    """Between any two scrapes, whatever is cancelled, stopped by a text or preempted."""
+    options = {**SMALL, "kv_cache_bytes": 150_000, "max_num_batched_tokens": 16, "block_size": 4}
+    counters: dict[Any, float] = {}
+    with Engine(l2, "ngram", **options) as engine:
+        handles = [
+            engine.submit([one] * 20, SamplingParams(max_tokens=80, stop=["e", "t"], seed=one))
+            for one in range(12)
+        ]
+        while not all(one.done for one in handles):
+            for number, handle in enumerate(handles):
+                if number % 3 == 0 and counters:
+                    handle.cancel()
+            for key, value in scrape(engine).items():
+                if key[0].endswith(("_total", "_bucket", "_count", "_sum")):
+                    assert value >= counters.get(key, 0.0), key
+                    counters[key] = value
+        assert counters
 
 
 def test_abandoned_samples_of_one_request(counter: Path) -> None:

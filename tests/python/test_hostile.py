@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -14,7 +15,15 @@ from typing import Any
 import pytest
 from helpers import Counting, greedy
 
-from specrt import CapacityError, Engine, InvalidArgumentError, SamplingParams, SpecrtError, _core
+from specrt import (
+    CapacityError,
+    Engine,
+    InvalidArgumentError,
+    SamplingParams,
+    SpecrtError,
+    StructuredOutputs,
+    _core,
+)
 
 SMALL: dict[str, Any] = {
     **{"max_model_len": 128, "max_batch_size": 4, "max_num_batched_tokens": 64, "threads": 1},
@@ -213,6 +222,83 @@ def test_a_tokenizer_that_fails_while_a_request_is_withdrawn(
 
 
 # --- the rest -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["finished", "queued"])
+def test_the_collector_ends_a_stream_while_another_request_is_told_of(
+    l2: Path, tmp_path: Path, moment: str
+) -> None:
+    """At that moment the thread holds the locks that the end of the stream needs, too."""
+
+    class Cycle:
+        pass
+
+    class Collecting(dict[Any, Any]):
+        def __setitem__(self, key: Any, value: Any) -> None:
+            super().__setitem__(key, value)
+            gc.collect()
+
+    done: list[bool] = []
+
+    def work() -> None:
+        with Engine(l2, trace=tmp_path / "t.jsonl", **SMALL) as engine:
+            garbage = Cycle()
+            garbage.me, garbage.stream = garbage, engine.stream([5, 6], greedy(90))  # type: ignore[attr-defined]
+            next(garbage.stream)  # type: ignore[attr-defined]
+            handle = engine.submit([1, 2], greedy(90))
+            next(handle)
+            with engine._scheduler.lock:  # no round comes in between
+                if moment == "finished":
+                    engine._metrics._finished = Collecting({"abort": 0})  # type: ignore[assignment]
+                else:
+                    assert engine._trace is not None
+                    engine._trace._numbers = Collecting(engine._trace._numbers)
+                del garbage
+                left = engine._scheduler._left
+                extra = engine.submit([3], greedy(1)) if moment == "queued" else None
+                handle.cancel()
+                assert len(left) >= 1
+            handle.result(60)
+            assert extra is None or len(extra.result(60).token_ids) == 1
+            end = time.monotonic() + 60
+            while not engine._scheduler.open_decoder().idle:
+                assert time.monotonic() < end
+                time.sleep(0.001)
+            assert engine.metrics().requests_finished["abort"] == 2
+        done.append(True)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(90)
+    assert done
+
+
+def test_a_grammar_that_takes_long_holds_up_nobody_else(
+    l2_eos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specrt.structured import Grammar
+
+    compile_ = Grammar.compile
+    compiling, go_on = threading.Event(), threading.Event()
+
+    def slow(self: Any, *rest: Any) -> Any:
+        compiling.set()
+        assert go_on.wait(60)
+        return compile_(self, *rest)
+
+    monkeypatch.setattr(Grammar, "compile", slow)
+    outputs: list[Any] = []
+    params = greedy(6, structured_outputs=StructuredOutputs(regex="[a-z]*"))
+    with Engine(l2_eos, **SMALL) as engine:
+        thread = threading.Thread(target=lambda: outputs.append(engine.generate("x", params)))
+        thread.start()
+        try:
+            assert compiling.wait(60)
+            assert engine.submit([1, 2], greedy(4)).result(60).token_ids
+        finally:
+            go_on.set()
+            thread.join(60)
+    assert outputs[0].token_ids
 
 
 @pytest.mark.parametrize("priority", [-(10**30), 10**30])

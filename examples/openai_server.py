@@ -9,6 +9,7 @@ Parameters are OpenAI's and those of `specrt.SamplingParams`; one that is neithe
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import time
 import uuid
@@ -26,7 +27,27 @@ Json = dict[str, Any]
 Steps = list[dict[int, specrt.Logprob]]
 SAME = {one.name for one in fields(specrt.SamplingParams)} - {"logprobs", "structured_outputs"}
 NOT_SAMPLING = {"model", "messages", "prompt", "stream", "stream_options", "priority", "user"}
-WRONG_REQUEST = (ValueError, KeyError, TypeError, specrt.CapacityError, specrt.UnsupportedError)
+WRONG_REQUEST = (ValueError, specrt.CapacityError, specrt.UnsupportedError)
+
+
+def of_kind(name: str, value: Any, kind: type) -> Any:
+    if isinstance(value, kind):
+        return value
+    raise specrt.InvalidArgumentError(f"[{name}] expected {kind.__name__}, got {value!r}")
+
+
+def schema_of(form: Json) -> Json | str | None:
+    """What `response_format` asks for; None: any text."""
+    kind = of_kind("response_format", form, dict).get("type")
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind == "json_schema":
+        return of_kind("json_schema", form.get(kind), dict).get("schema", {})  # type: ignore[no-any-return]
+    if kind != "text":
+        raise specrt.InvalidArgumentError(
+            f"[response_format] expected type text, json_object or json_schema, got {kind!r}"
+        )
+    return None
 
 
 def sampling_params(body: Json, engine: specrt.Engine, chat: bool) -> specrt.SamplingParams:
@@ -35,14 +56,15 @@ def sampling_params(body: Json, engine: specrt.Engine, chat: bool) -> specrt.Sam
     wanted |= {key: given.pop(key) for key in SAME & given.keys()}
     wanted["max_tokens"] = given.pop("max_completion_tokens", wanted["max_tokens"])
     if "logit_bias" in wanted:  # JSON has no integer keys
-        wanted["logit_bias"] = {int(key): value for key, value in wanted["logit_bias"].items()}
-    asked, most = given.pop("logprobs", False), given.pop("top_logprobs", 0)
-    if asked is not False:
-        wanted["logprobs"] = most if chat else asked
-    form = given.pop("response_format", {"type": "text"})
-    if form["type"] != "text":
-        schema = {"type": "object"} if form["type"] == "json_object" else None
-        schema = schema or form["json_schema"]["schema"]
+        bias = of_kind("logit_bias", wanted["logit_bias"], dict)
+        wanted["logit_bias"] = {int(key): value for key, value in bias.items()}
+    asked = given.pop("logprobs", False)
+    if chat and of_kind("logprobs", asked, bool):
+        wanted["logprobs"] = given.pop("top_logprobs", 0)
+    elif asked is not False:
+        wanted["logprobs"] = asked
+    schema = schema_of(given.pop("response_format", {"type": "text"}))
+    if schema is not None:
         wanted["structured_outputs"] = specrt.StructuredOutputs(json=schema)
     if given:
         raise specrt.InvalidArgumentError(f"[body] expected known parameters, got {given}")
@@ -80,24 +102,53 @@ def failure(error: Exception) -> Json:
     return {"error": {"message": str(error), "type": type(error).__name__}}
 
 
+async def body_of(request: Request) -> Json:
+    try:
+        return of_kind("body", await request.json(), dict)  # type: ignore[no-any-return]
+    except RecursionError as error:
+        raise specrt.InvalidArgumentError("[body] expected less deep JSON") from error
+
+
+async def unless_gone(
+    request: Request, handles: list[specrt.RequestHandle]
+) -> list[specrt.RequestOutput]:
+    """All outputs; once whoever asked has hung up, what there is of them."""
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        for handle in handles:
+            handle.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        return [await handle for handle in handles]
+    finally:
+        watcher.cancel()
+        for handle in handles:  # one has failed: nobody waits for the others
+            handle.cancel()
+
+
 def build(engine: specrt.Engine) -> FastAPI:
     app = FastAPI(title="specrt")
 
     def start(body: Json, params: specrt.SamplingParams, chat: bool) -> list[specrt.RequestHandle]:
         priority = body.get("priority", 0)
         if chat:
-            return [engine.chat_submit(body["messages"], params, priority=priority)]
-        prompt = body["prompt"]
+            return [engine.chat_submit(body.get("messages"), params, priority=priority)]
+        prompt = body.get("prompt")
         several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
         return [
             engine.submit(p, params, priority=priority) for p in (prompt if several else [prompt])
         ]
 
     async def answer(request: Request, chat: bool) -> Response:
-        body = await request.json()
+        body = await body_of(request)
         if body.get("model") != engine.name:
             wrong = KeyError(f"this server runs {engine.name!r}, not {body.get('model')!r}")
             return JSONResponse(failure(wrong), status_code=404)
+        stream = of_kind("stream", body.get("stream") or False, bool)
+        options = of_kind("stream_options", body.get("stream_options") or {}, dict)
         params = sampling_params(body, engine, chat)
         handles = start(body, params, chat)
         head: Json = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": engine.name}
@@ -119,7 +170,7 @@ def build(engine: specrt.Engine) -> FastAPI:
                 for row, handle in enumerate(handles):
                     async for one in handle:
                         yield event({**chunk, "choices": [choice(row, one, key)]})
-                if (body.get("stream_options") or {}).get("include_usage"):
+                if options.get("include_usage"):
                     total = usage([await handle for handle in handles])
                     yield event({**chunk, "choices": [], "usage": total})
             except specrt.SpecrtError as error:
@@ -129,9 +180,9 @@ def build(engine: specrt.Engine) -> FastAPI:
                     handle.cancel()
             yield "data: [DONE]\n\n"
 
-        if body.get("stream"):
+        if stream:
             return StreamingResponse(events(), media_type="text/event-stream")
-        outputs = [await handle for handle in handles]
+        outputs = await unless_gone(request, handles)
         key = "message" if chat else "text"
         choices = [choice(row, c, key) for row, out in enumerate(outputs) for c in out.outputs]
         return JSONResponse({**head, "choices": choices, "usage": usage(outputs)})

@@ -181,10 +181,11 @@ class SPECRT_API Decoder {
   /// Takes a sequence in and sets aside KV blocks: for its prompt and `reserve` further tokens, or,
   /// below 0, for the longest output, with which it never lacks one. Throws InvalidArgument for a
   /// bad prompt or parameter and CapacityError where it can never fit; can_add() tells whether
-  /// there is room now.
+  /// there is room now. `waited_seconds` since it arrived count towards target_ttft_seconds.
   SequenceId add(std::span<const TokenId> prompt, const SamplingParams& params,
                  std::shared_ptr<Drafter> drafter = nullptr,
-                 std::shared_ptr<TokenConstraint> constraint = nullptr, std::int64_t reserve = -1);
+                 std::shared_ptr<TokenConstraint> constraint = nullptr, std::int64_t reserve = -1,
+                 double waited_seconds = 0.0);
   bool can_add(std::int64_t prompt_tokens, std::int64_t max_tokens,
                std::int64_t reserve = -1) const;
   /// Throws what add() would throw however empty the decoder is.
@@ -221,9 +222,10 @@ class SPECRT_API Decoder {
   std::int64_t draft_limit(SequenceId id, std::int64_t most) const;
 
   /// How many draft nodes each sequence with policy `goodput` should get of `most` (by sequences(),
-  /// 0 for all others), given what the others draft, `fixed_nodes` together, and rows of prompts.
-  /// Whatever it says, `coupled` text is the same.
-  std::vector<std::int64_t> allocate(std::span<const std::int64_t> most, std::int64_t fixed_nodes,
+  /// 0 for all others), given what the others draft and rows of prompts. Whatever it says,
+  /// `coupled` text is the same.
+  std::vector<std::int64_t> allocate(std::span<const std::int64_t> most,
+                                     std::span<const std::int64_t> others,
                                      std::int64_t prompt_rows) const;
 
   /// How many steps policy `ema_tiers` would have sequences draft now.

@@ -87,7 +87,7 @@ struct DraftCandidate {
 /// What a round costs by what is drafted in it.
 struct RoundCosts {
   std::span<const double> pass;   ///< [n]: the pass with n draft nodes in all; the last is the most
-  std::span<const double> draft;  ///< [d]: drafting to depth d, but for node_seconds; [0] is 0
+  std::span<const double> draft;  ///< [d]: drafting to depth d, but for node_seconds; [0]: others'
   double limit_seconds = 0.0;     ///< what the round may take; 0: anything
 };
 

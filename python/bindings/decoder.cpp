@@ -248,13 +248,15 @@ void bind_decoder(py::module_& module) {
           "add",
           [](Decoder& decoder, const std::vector<TokenId>& prompt, const SamplingParams& params,
              std::optional<std::shared_ptr<Drafter>> drafter,
-             std::optional<std::shared_ptr<TokenConstraint>> constraint, std::int64_t reserve) {
+             std::optional<std::shared_ptr<TokenConstraint>> constraint, std::int64_t reserve,
+             double waited_seconds) {
             const py::gil_scoped_release released;
             return decoder.add(prompt, params, drafter.value_or(nullptr),
-                               constraint.value_or(nullptr), reserve);
+                               constraint.value_or(nullptr), reserve, waited_seconds);
           },
           py::arg("prompt"), py::arg("params"), py::arg("drafter") = py::none(),
           py::arg("constraint") = py::none(), py::arg("reserve") = -1,
+          py::arg("waited_seconds") = 0.0,
           "reserve: output tokens to set KV blocks aside for; -1: all of them.")
       .def("can_add", &Decoder::can_add, py::arg("prompt_tokens"), py::arg("max_tokens"),
            py::arg("reserve") = -1)

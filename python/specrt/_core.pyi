@@ -676,6 +676,7 @@ class Decoder:
         drafter: CoreDrafter | None = None,
         constraint: TokenConstraint | None = None,
         reserve: typing.SupportsInt | typing.SupportsIndex = -1,
+        waited_seconds: typing.SupportsFloat | typing.SupportsIndex = 0.0,
     ) -> int:
         """
         reserve: output tokens to set KV blocks aside for; -1: all of them.

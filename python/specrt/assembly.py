@@ -34,7 +34,7 @@ def check_options(
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise InvalidArgumentError(f"[{name}] expected True or False, got {flag!r}")
-    if not isinstance(cpu_isa, str):
+    if not isinstance(cpu_isa, str) or not cpu_isa.isascii():
         raise InvalidArgumentError(f"[cpu_isa] expected a level's name, got {cpu_isa!r}")
     return on, _core.resolve_cpu_isa(cpu_isa)
 

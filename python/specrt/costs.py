@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ def cache_folder(asked: Any) -> Path | None:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         return Path(base) / "specrt"
     if isinstance(asked, (str, os.PathLike)):
-        return Path(asked).expanduser()
+        name = os.fspath(asked)
+        if isinstance(name, str) and name:
+            return Path(name).expanduser()
     raise InvalidArgumentError(f"[cost_cache] expected None, True or a folder, got {asked!r}")
 
 
@@ -58,15 +61,19 @@ def cost_model_of(
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
     file = folder / f"{digest}.cost"
     try:
-        return _core.CostModel.parse(file.read_text())
-    except (OSError, UnicodeDecodeError, InvalidArgumentError):
-        found = _core.measure_cost(decoder, drafter, draft_tokens)
+        text = file.read_text(encoding="utf-8")
+        kept = _core.CostModel.parse(text)
+        if kept.text() == text and "\nper_token " in text:  # nothing is cut off or beside it
+            return kept
+    except (OSError, ValueError):
+        pass
+    found = _core.measure_cost(decoder, drafter, draft_tokens)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        own = file.with_suffix(f".{os.getpid()}")
-        own.write_text(found.text())
+        own = file.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        own.write_text(found.text(), encoding="utf-8")
         own.replace(file)  # whole, whoever else does the same
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise InvalidArgumentError(
             f"[cost_cache] expected a folder that can be written, got {str(folder)!r}: {error}"
         ) from error

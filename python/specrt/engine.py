@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
@@ -13,7 +14,7 @@ from .costs import cache_folder, cost_model_of
 from .delivery import Delivery
 from .drafters import is_head, resolve
 from .engine_metrics import EngineMetrics, MetricsObserver
-from .errors import InvalidArgumentError
+from .errors import CapacityError, InvalidArgumentError
 from .handle import RequestHandle
 from .intake import Intake
 from .loaded import open_target
@@ -134,7 +135,7 @@ class Engine:
         target_tpot_seconds: with policy "goodput": mean time per token after the first that no
             request should exceed.
         target_ttft_seconds: with policy "goodput": time to the first token that no request should
-            exceed, from when it is let in.
+            exceed, from its submission.
         synthetic_acceptance_rate: in [0, 1]: accept each drafted token that is reached with this
             probability, whatever the target says, to see what drafts of a given quality gain. The
             text is not the target's, and outputs say `lossless=False`.
@@ -185,6 +186,11 @@ class Engine:
         )
         check_targets(target_tpot_seconds, target_ttft_seconds, policy)
         costs = cache_folder(cost_cache)
+        if costs is not None and (spec is None or policy != "goodput"):
+            raise InvalidArgumentError(
+                f"[cost_cache] expected a drafter and policy 'goodput' with it, got drafter "
+                f"{brief(spec)} and policy {policy!r}"
+            )
 
         self._trace = TraceWriter(trace) if trace is not None else None
         self._metrics = MetricsObserver()
@@ -347,7 +353,7 @@ class Engine:
         The name ends in .specrt. It holds config and weights, not the tokenizer. Raises LoadError.
         """
         name = os.fspath(path)
-        if not name.endswith(".specrt"):
+        if not isinstance(name, str) or not name.endswith(".specrt") or "\0" in name:
             raise InvalidArgumentError(f"[path] expected a name ending in .specrt, got {name!r}")
         self._open_decoder()
         model = self._model
@@ -382,10 +388,11 @@ class Engine:
         running is raised after the others are done, with their outputs (None for the failed) in
         the exception's `outputs`.
         """
+        arrived = time.monotonic()
         single = is_prompt(prompts)
         batch: list[Any] = [prompts] if single else list(prompts)
         outputs = self._run(
-            self._requests([self._intake.encode(one) for one in batch], sampling_params)
+            self._requests([self._intake.encode(one) for one in batch], sampling_params, arrived)
         )
         return outputs[0] if single else outputs
 
@@ -400,13 +407,14 @@ class Engine:
         `messages` are {"role": ..., "content": ...}; `template_options` go to the template. Gives
         and raises what `generate` does.
         """
+        arrived = time.monotonic()
         single = is_conversation(messages)
         conversations: list[Any] = [messages] if single else list(messages)
         tokenizer = self._intake.need_tokenizer("chat")
         for one in conversations:
             check_conversation(one)
         prompts = [tokenizer.apply_chat_template(one, **template_options) for one in conversations]
-        outputs = self._run(self._requests(prompts, sampling_params))
+        outputs = self._run(self._requests(prompts, sampling_params, arrived))
         return outputs[0] if single else outputs
 
     def stream(
@@ -447,7 +455,8 @@ class Engine:
         came first. May be called from any thread and from coroutines. Raises InvalidArgumentError,
         CapacityError for a request that could never fit, QueueFullError.
         """
-        return self._handle(self._intake.encode(prompt), sampling_params, priority)
+        arrived = time.monotonic()
+        return self._handle(self._intake.encode(prompt), sampling_params, priority, arrived)
 
     def chat_submit(
         self,
@@ -458,10 +467,11 @@ class Engine:
         **template_options: Any,
     ) -> RequestHandle:
         """`chat` for one conversation, as `submit` does."""
+        arrived = time.monotonic()
         tokenizer = self._intake.need_tokenizer("chat")
         check_conversation(messages)
         prompt = tokenizer.apply_chat_template(messages, **template_options)
-        return self._handle(prompt, sampling_params, priority)
+        return self._handle(prompt, sampling_params, priority, arrived)
 
     def close(self) -> None:
         """Free everything. Running requests end with an error. May be called twice."""
@@ -498,9 +508,13 @@ class Engine:
         self,
         prompts: list[list[int]],
         given: SamplingParams | Sequence[SamplingParams] | None,
+        arrived: float | None = None,
     ) -> list[list[Request]]:
+        """arrived: when they were asked for, by time.monotonic; None: now."""
         return self._intake.requests(
-            prompts, self.default_sampling_params if given is None else given
+            prompts,
+            self.default_sampling_params if given is None else given,
+            time.monotonic() if arrived is None else arrived,
         )
 
     def _run(self, groups: list[list[Request]]) -> list[RequestOutput]:
@@ -529,6 +543,7 @@ class Engine:
 
     def _increments(self, request: Request) -> Generator[Increment, None, RequestOutput]:
         delivery = Delivery(1)
+        request.arrived = time.monotonic()
         self._scheduler.submit([request], delivery)
         try:
             while True:
@@ -544,15 +559,19 @@ class Engine:
             self._scheduler.withdraw([request])
 
     def _handle(
-        self, prompt: list[int], params: SamplingParams | None, priority: int
+        self, prompt: list[int], params: SamplingParams | None, priority: int, arrived: float
     ) -> RequestHandle:
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidArgumentError(f"[priority] expected an integer, got {priority!r}")
-        (samples,) = self._requests([prompt], params)
+        (samples,) = self._requests([prompt], params, arrived)
         for one in samples:
             one.priority = priority
         delivery = Delivery(len(samples))
         self._scheduler.submit(samples, delivery)
         handle = RequestHandle(self._scheduler, samples, delivery)
-        self._scheduler.serve()
+        try:
+            self._scheduler.serve()
+        except CapacityError:
+            handle.cancel()
+            raise
         return handle

@@ -178,7 +178,8 @@ class MetricsObserver(Observer):
     """Keeps the clocks of an engine's requests; the core itself counts its rounds."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant, since the collector may end a stream, which is told here, in between.
+        self._lock = threading.RLock()
         self._began = time.monotonic()
         self._finished: Counter[str] = Counter()
         self._preemptions = 0

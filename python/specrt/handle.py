@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+from .errors import InvalidArgumentError
 from .request import request_output
 
 if TYPE_CHECKING:
@@ -42,6 +44,11 @@ class RequestHandle:
 
         A cancelled request gives what it had, with finish_reason "abort".
         """
+        if timeout is not None:
+            fine = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+            if not fine or not timeout >= 0:
+                raise InvalidArgumentError(f"[timeout] expected None or seconds, got {timeout!r}")
+            timeout = min(timeout, threading.TIMEOUT_MAX)
         if not self.done:
             self._scheduler.refuse_inside_a_round()
         self._delivery.wait(timeout)
@@ -67,6 +74,7 @@ class RequestHandle:
         return self
 
     async def __anext__(self) -> Increment:
+        self._scheduler.refuse_in_a_fork()
         increment = await self._delivery.take_async()
         if increment is None:
             self._raise_error()
@@ -74,6 +82,7 @@ class RequestHandle:
         return increment
 
     def __await__(self) -> Generator[Any, None, RequestOutput]:
+        self._scheduler.refuse_in_a_fork()
         yield from self._delivery.wait_async().__await__()
         return request_output(self._requests)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ._core import Decoder, StaticTree
     from .planning import Sizes
     from .speculation import Defaults
+    from .structured import GrammarState
     from .text import Tokenizer
 
 __all__ = ["Intake"]
@@ -78,7 +79,10 @@ class Intake:
         return ids
 
     def requests(
-        self, prompts: list[list[int]], given: SamplingParams | Sequence[SamplingParams]
+        self,
+        prompts: list[list[int]],
+        given: SamplingParams | Sequence[SamplingParams],
+        arrived: float,
     ) -> list[list[Request]]:
         """Checked requests, none of them submitted yet: for each prompt its n samples."""
         if isinstance(given, SamplingParams):
@@ -95,8 +99,9 @@ class Intake:
                     f"got {len(params)}"
                 )
         self._open_decoder()
-        with self._preparing:
-            return [self._samples(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+        return [
+            self._samples(prompt, one, arrived) for prompt, one in zip(prompts, params, strict=True)
+        ]
 
     def grammar(self) -> Grammar:
         """What compiles grammars for this vocabulary, made when first asked for."""
@@ -105,7 +110,7 @@ class Intake:
             self._grammar = Grammar(tokenizer, self._vocab_size, self._eos)
         return self._grammar
 
-    def _samples(self, prompt: list[int], params: SamplingParams) -> list[Request]:
+    def _samples(self, prompt: list[int], params: SamplingParams, arrived: float) -> list[Request]:
         if not isinstance(params, SamplingParams):
             raise InvalidArgumentError(
                 f"[sampling_params] expected SamplingParams, got {type(params).__name__}"
@@ -114,21 +119,19 @@ class Intake:
             self.need_tokenizer("stop")
         bad_words = self._bad_words(params.bad_words or ())
         speculation = self._check_speculation(params)
-        start = None
         if params.structured_outputs is not None:
             self._check_structured(params, speculation)
-            start = self.grammar().compile(params.structured_outputs)
         seeded = params.with_seed()
-        samples: list[Request] = []
-        for index in range(params.n):
-            core_params = seeded.to_core(
-                eos_token_ids=self._eos,
-                sample_index=index,
-                bad_words=bad_words,
-                **speculation,
+        core = [
+            seeded.to_core(
+                eos_token_ids=self._eos, sample_index=index, bad_words=bad_words, **speculation
             )
-            if index == 0:
-                self._open_decoder().check(prompt, core_params)
+            for index in range(params.n)
+        ]
+        self._open_decoder().check(prompt, core[0])
+        constraints = self._constraints(params)
+        samples: list[Request] = []
+        for index, core_params in enumerate(core):
             samples.append(
                 Request(
                     prompt,
@@ -137,12 +140,21 @@ class Intake:
                     self._tokenizer,
                     stop_ids=frozenset(core_params.stop_token_ids),
                     index=index,
-                    constraint=start if start is None or index == 0 else start.again(),
+                    constraint=constraints[index],
                     after=samples[0] if samples else None,
                     lossless=not core_params.lossy,
+                    arrived=arrived,
                 )
             )
         return samples
+
+    def _constraints(self, params: SamplingParams) -> Sequence[GrammarState | None]:
+        """One for each sample."""
+        if params.structured_outputs is None:
+            return [None] * params.n
+        with self._preparing:  # whoever has no grammar does not wait for this one
+            start = self.grammar().compile(params.structured_outputs)
+            return [start, *(start.again() for _ in range(1, params.n))]
 
     def _check_speculation(self, params: SamplingParams) -> dict[str, Any]:
         """How a request drafts, as arguments of `to_core`. Raises where it cannot be."""

@@ -231,7 +231,7 @@ def plan_sizes(
         raise InvalidArgumentError(
             f"[max_model_len] expected at most the model's {longest}, got {max_model_len}"
         )
-    if not isinstance(kv_cache_dtype, str):
+    if not isinstance(kv_cache_dtype, str) or not kv_cache_dtype.isascii():
         raise InvalidArgumentError(f"[kv_cache_dtype] expected a name, got {kv_cache_dtype!r}")
     _core.resolve_kv_cache_dtype(kv_cache_dtype, target.dtype)
     length = longest if max_model_len is None else max_model_len

@@ -12,7 +12,7 @@ Names are vLLM's where vLLM has them, so that its dashboards work; `prefix` take
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import InvalidArgumentError, UnsupportedError
@@ -38,30 +38,70 @@ __all__ = ["EngineCollector"]
 
 
 class EngineCollector(Collector):
-    """Register it with a registry of yours: one engine, told apart by its labels."""
+    """Register one with a registry of yours, for all engines of a process: `add` the others."""
 
     def __init__(
-        self, engine: Engine, *, prefix: str = "vllm:", labels: dict[str, str] | None = None
+        self, engine: Engine, *, prefix: str = "vllm:", labels: Mapping[str, str] | None = None
     ) -> None:
         """labels: of every sample; None: `model_name`, the engine's, and `engine`, "0"."""
         if not isinstance(prefix, str) or not _is_name(prefix + "x"):
             raise InvalidArgumentError(
                 f"[prefix] expected what a Prometheus name may begin with, got {prefix!r}"
             )
-        given = {"model_name": engine.name, "engine": "0"} if labels is None else dict(labels)
-        for name, value in given.items():
+        self._prefix = prefix
+        self._engines: list[_Engine] = []
+        self.add(engine, labels=labels)
+
+    def add(self, engine: Engine, *, labels: Mapping[str, str] | None = None) -> None:
+        """One more engine under the same names, told apart by its labels.
+
+        labels: None: as the first's, with the number of engines before it. Raises
+        InvalidArgumentError, also for labels that another one has.
+        """
+        if labels is None:
+            labels = {"model_name": engine.name, "engine": str(len(self._engines))}
+        if not isinstance(labels, Mapping):
+            raise InvalidArgumentError(f"[labels] expected texts by name, got {labels!r}")
+        for name, value in labels.items():
             if not (isinstance(name, str) and isinstance(value, str)):
                 raise InvalidArgumentError(
                     f"[labels] expected texts by name, got {name!r}: {value!r}"
                 )
-            if not _is_name(name) or ":" in name or name in ("le", "position", "finished_reason"):
+            taken = name in ("le", "position", "finished_reason") or name.startswith("__")
+            if taken or not _is_name(name) or ":" in name:
                 raise InvalidArgumentError(f"[labels] expected names of labels, got {name!r}")
-        self._engine = engine
-        self._prefix = prefix
-        self._names, self._values = list(given), list(given.values())
+        if any(one.labels == labels for one in self._engines):
+            raise InvalidArgumentError(
+                f"[labels] expected labels that no other engine has, got {dict(labels)!r}"
+            )
+        self._engines.append(_Engine(engine, self._prefix, dict(labels)))
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry at each scrape. A closed engine has nothing to tell."""
+        families: dict[str, Metric] = {}
+        for one in self._engines:
+            for family in one.collect():
+                if family.name in families:  # a name may be told of once only
+                    families[family.name].samples += family.samples
+                else:
+                    families[family.name] = family
+        yield from families.values()
+
+    def describe(self) -> Sequence[Metric]:
+        """Nothing ahead of time, so registering asks the engines nothing."""
+        return []
+
+
+class _Engine:
+    """What one engine has to tell."""
+
+    def __init__(self, engine: Engine, prefix: str, labels: dict[str, str]) -> None:
+        self.labels = labels
+        self._engine = engine
+        self._prefix = prefix
+        self._names, self._values = list(labels), list(labels.values())
+
+    def collect(self) -> Iterator[Metric]:
         try:
             metrics = self._engine.metrics()
         except InvalidArgumentError:
@@ -70,10 +110,6 @@ class EngineCollector(Collector):
         yield from self._counters(metrics)
         yield from self._speculation(metrics)
         yield from self._histograms(metrics)
-
-    def describe(self) -> Sequence[Metric]:
-        """Nothing ahead of time, so registering asks the engine nothing."""
-        return []
 
     def _gauges(self, metrics: EngineMetrics) -> Iterator[Metric]:
         yield self._gauge(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import queue
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from .delivery import Delivery, wake
-from .errors import InvalidArgumentError, QueueFullError, SpecrtError
+from .errors import CapacityError, InvalidArgumentError, QueueFullError, SpecrtError
 from .locks import FairLock
 from .observer import Observer
 
@@ -85,10 +86,12 @@ class Scheduler:
         self._closing = False
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()
 
     # Submitting and waiting.
 
     def open_decoder(self) -> _core.Decoder:
+        self.refuse_in_a_fork()
         decoder = self.decoder
         if decoder is None or self._closing:
             raise InvalidArgumentError("[engine] expected an open engine, got a closed one")
@@ -101,6 +104,7 @@ class Scheduler:
 
     def submit(self, requests: list[Request], delivery: Delivery) -> None:
         """Take requests in. Raises QueueFullError, taking none, where they are too many to wait."""
+        self.open_decoder()
         with self._gate:
             self.open_decoder()
             if self._most_queued is not None:
@@ -121,18 +125,24 @@ class Scheduler:
                 self._end_waiting()
 
     def serve(self) -> None:
-        """From now on a thread of the scheduler's own runs rounds."""
+        """From now on a thread of the scheduler's own runs rounds. Raises CapacityError."""
         with self._gate:
             if self._thread is None and not self._closing:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=_serve,
                     args=(weakref.ref(self), self._wake),
                     name="specrt-rounds",
                     daemon=True,
                 )
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise CapacityError(
+                        f"[engine] expected a thread to run rounds on, got none: {error}"
+                    ) from error
                 weakref.finalize(self, self._wake.put, False)
                 _SERVING.add(self)
-                self._thread.start()
+                self._thread = thread
         self._wake.put(True)
 
     def wait(self, delivery: Delivery) -> None:
@@ -149,7 +159,16 @@ class Scheduler:
             self._wake.put(True)
             delivery.wait_for_news()
 
+    def refuse_in_a_fork(self) -> None:
+        """A forked process has none of the threads, and locks as they happened to be."""
+        if os.getpid() != self._process:
+            raise InvalidArgumentError(
+                f"[engine] expected the process that made the engine, {self._process}, got a fork "
+                f"of it, {os.getpid()}: make an engine after forking"
+            )
+
     def refuse_inside_a_round(self) -> None:
+        self.refuse_in_a_fork()
         if self._inside == threading.get_ident():
             raise InvalidArgumentError(
                 "[engine] expected no call from inside a drafter or grammar, got one"
@@ -157,6 +176,8 @@ class Scheduler:
 
     def withdraw(self, requests: Sequence[Request]) -> None:
         """Cancel what is not done. Waits for nothing: a round under way comes first."""
+        if os.getpid() != self._process:
+            return
         self.abandon(requests)
         self._settle()
 
@@ -169,6 +190,8 @@ class Scheduler:
 
     def close(self) -> None:
         """End everything. Results of a round that was run are delivered first."""
+        if os.getpid() != self._process:
+            return  # its parent's
         self.refuse_inside_a_round()
         self._closing = True
         with self.lock:
@@ -186,6 +209,7 @@ class Scheduler:
     @contextlib.contextmanager
     def between_rounds(self) -> Iterator[_core.Decoder]:
         """The decoder, while no round is under way."""
+        self.refuse_in_a_fork()
         try:
             with self.lock:
                 yield self.open_decoder()
@@ -246,8 +270,9 @@ class Scheduler:
         assert request.id is not None
         try:
             decoder.preempt(request.id)
-        except SpecrtError as error:  # its drafter's
-            self._end(request, error)
+        except Exception as error:  # its drafter's
+            self._drop(decoder, request)
+            self._end(request, _as_own(error))
             return
         del self._running[request.id]
         request.preempted = True
@@ -257,10 +282,16 @@ class Scheduler:
 
     def _fail_running(self, decoder: _core.Decoder, error: BaseException) -> None:
         """A round whose results were lost, to Ctrl-C say: whoever was in it would have a gap."""
-        for sequence, request in list(self._running.items()):
-            with contextlib.suppress(InvalidArgumentError):  # it may have ended in that round
-                decoder.cancel(sequence)
+        for request in list(self._running.values()):
+            self._drop(decoder, request)
             self._end(request, SpecrtError(f"[engine] a round was lost: {type(error).__name__}"))
+
+    def _drop(self, decoder: _core.Decoder, request: Request) -> _core.SequenceCounters | None:
+        """End its sequence; None where the core has ended it already."""
+        assert request.id is not None
+        with contextlib.suppress(InvalidArgumentError):
+            return decoder.cancel(request.id)
+        return None
 
     # Who gets in.
 
@@ -301,8 +332,10 @@ class Scheduler:
             else:
                 request.id = self._add(decoder, request)
                 request.admitted = time.monotonic()
-        except SpecrtError as error:
-            self._end(request, error)
+        except Exception as error:  # whosever it is, a drafter's say: others have no part in it
+            if request.preempted:
+                self._drop(decoder, request)
+            self._end(request, _as_own(error))
             return
         self._running[request.id] = request
         request.preempted = False
@@ -315,7 +348,14 @@ class Scheduler:
         drafter = None
         if self.drafter is not None and request.core_params.drafts:
             drafter = self.drafter.for_request()
-        return decoder.add(request.prompt, request.core_params, drafter, constraint, self._reserve)
+        return decoder.add(
+            request.prompt,
+            request.core_params,
+            drafter,
+            constraint,
+            self._reserve,
+            max(0.0, time.monotonic() - request.arrived),
+        )
 
     def _note_overtaken(self, admitted: Request) -> None:
         if not self._waiting or self._waiting[-1].priority <= admitted.priority:
@@ -367,10 +407,11 @@ class Scheduler:
                 self._end(request)
             elif tokens:
                 self._post(request)
-        except Exception as caught:  # a tokenizer's, say: it ends this request and no other
-            if not finish:
-                decoder.cancel(sequence)
+        except BaseException as caught:  # a tokenizer's, say: it ends this request and no other
+            self._drop(decoder, request)
             self._end(request, SpecrtError(f"[output] {type(caught).__name__}: {caught}"))
+            if not isinstance(caught, Exception):
+                raise
 
     def _post(self, request: Request, *, done: bool = False) -> None:
         if request.delivery is not None:
@@ -403,11 +444,12 @@ class Scheduler:
     # Who leaves early.
 
     def _settle(self) -> None:
-        """Cancel those that left, unless a round is under way, which will."""
-        while self._left and self.lock.try_enter():
+        """Cancel those that left, unless somebody holds the lock, who will once done with it.
+
+        This thread may be that somebody: the collector ends generators wherever it comes.
+        """
+        while self._left and not self.lock.held() and self.lock.try_enter():
             try:
-                if self._inside is not None:
-                    return  # this thread's own round, which does it at its end
                 self._cancel_left()
             finally:
                 self.lock.__exit__()
@@ -419,11 +461,14 @@ class Scheduler:
                 continue
             counters = None
             if request.id is not None and self.decoder is not None:
-                counters = self.decoder.cancel(request.id)
+                counters = self._drop(self.decoder, request)
             self._take_in()
             if request in self._waiting:
                 self._waiting.remove(request)
-            request.end("abort", counters)
+            try:
+                request.end("abort", counters)
+            except Exception as caught:  # a tokenizer's
+                self._end(request, SpecrtError(f"[output] {type(caught).__name__}: {caught}"))
             self._end(request)
         self._wake_readers()
 
@@ -445,8 +490,14 @@ class Scheduler:
             _warn(f"an observer raised {type(error).__name__}: {error}")
 
 
+def _as_own(error: Exception) -> SpecrtError:
+    if isinstance(error, SpecrtError):
+        return error
+    return SpecrtError(f"[engine] {type(error).__name__}: {error}")
+
+
 def _warn(text: str) -> None:
-    with contextlib.suppress(Warning):  # made an error by a filter; it has nowhere to go
+    with contextlib.suppress(Exception):  # made an error by a filter; it has nowhere to go
         warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 

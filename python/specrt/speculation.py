@@ -34,8 +34,8 @@ class Speculation:
     target_tpot_seconds: float | None = None
     """For policy "goodput": mean time per token after the first that should not be exceeded."""
     target_ttft_seconds: float | None = None
-    """For policy "goodput": time to the first token that should not be exceeded, from when the
-    request is let in."""
+    """For policy "goodput": time to the first token that should not be exceeded, from its
+    submission."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafter, bool):

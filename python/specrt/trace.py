@@ -35,6 +35,7 @@ from typing import IO, TYPE_CHECKING, Any
 from ._core import __version__
 from .errors import InvalidArgumentError, LoadError
 from .observer import Observer
+from .trace_check import TraceChecker
 
 if TYPE_CHECKING:
     from ._core import Decoder
@@ -54,10 +55,16 @@ class TraceWriter(Observer):
         if not isinstance(path, (str, os.PathLike)):
             raise InvalidArgumentError(f"[trace] expected a path, got {path!r}")
         try:
-            self._file: IO[str] = open(path, "w", encoding="utf-8")  # noqa: SIM115
-        except OSError as error:
-            raise InvalidArgumentError(f"[trace] cannot write to {path}: {error}") from error
-        self._lock = threading.Lock()  # requests queue up from any thread
+            # What UTF-8 has no bytes for, as in names of files, is written as JSON escapes it.
+            self._file: IO[str] = open(  # noqa: SIM115
+                path, "w", encoding="utf-8", errors="backslashreplace"
+            )
+        except (OSError, ValueError) as error:
+            raise InvalidArgumentError(
+                f"[trace] cannot write to {os.fspath(path)!r}: {error}"
+            ) from error
+        # Requests queue up from any thread; reentrant as in MetricsObserver.
+        self._lock = threading.RLock()
         self._began = time.monotonic()
         self._decoder: Decoder | None = None
         self._texts: _Texts | None = None
@@ -142,7 +149,6 @@ class TraceWriter(Observer):
                 text="" if output is None else output.flush(),
                 metrics=metrics,
             )
-            self._file.flush()
 
     def _share(
         self,
@@ -180,6 +186,7 @@ class TraceWriter(Observer):
     def _write(self, event: str, *, t: float | None = None, **fields: Any) -> None:
         at = time.monotonic() - self._began if t is None else t
         self._file.write(_line({"event": event, "t": _short(at), **fields}))
+        self._file.flush()  # nothing is lost with the process, nor written again by a fork of it
 
 
 class _Texts:
@@ -241,69 +248,27 @@ class Trace:
         return [one for one in self.events if one["event"] == event]
 
 
-_FIELDS: dict[str, tuple[str, ...]] = {
-    "queued": ("t", "request"),
-    "admitted": ("t", "request"),
-    "preempted": ("t", "request"),
-    "finished": ("t", "request", "reason", "error", "tokens", "text", "metrics"),
-    "round": (
-        "t",
-        "seconds",
-        "rows",
-        "draft_seconds",
-        "verify_seconds",
-        "sample_seconds",
-        "shares",
-    ),
-}
-_SHARE = (
-    "request",
-    "planned",
-    "prompt_tokens",
-    "draft",
-    "accepted",
-    "emitted",
-    "text",
-)
-
-
 def read_trace(path: str | os.PathLike[str]) -> Trace:
     """A file that `Engine(trace=path)` wrote. Raises LoadError, with the line's number."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
-    except (OSError, UnicodeDecodeError) as error:
+        whole = Path(path).read_bytes()
+    except (OSError, ValueError) as error:
         raise LoadError(f"[trace] cannot read {path}: {error}") from error
+    # Texts may hold what Python takes for the end of a line, as U+2028.
+    lines = whole.split(b"\n")
+    cut_off = lines.pop()
+    checker = TraceChecker(VERSION)
     events = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate([*lines, cut_off] if cut_off else lines, 1):
         try:
-            events.append(_checked(json.loads(line), number))
-        except (ValueError, TypeError, KeyError) as error:
-            if number == len(lines) > 1 and not line.endswith("\n"):
+            events.append(checker.event(line))
+        except ValueError as error:
+            if number > max(1, len(lines)):
                 warnings.warn(f"[trace] the last line of {path} was cut off", stacklevel=2)
                 break
-            what = f"{type(error).__name__}: {error}"
-            raise LoadError(f"[trace] line {number} of {path} is no line of a trace: {what}") from (
-                error
-            )
+            raise LoadError(
+                f"[trace] line {number} of {path} is no line of a trace: {error}"
+            ) from error
     if not events:
         raise LoadError(f"[trace] expected a header in {path}, got an empty file")
     return Trace(events[0], events[1:])
-
-
-def _checked(event: Any, number: int) -> dict[str, Any]:
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-        raise ValueError('expected an object with "event"')
-    if number == 1:
-        if event["event"] != "trace" or event.get("version") != VERSION:
-            raise ValueError(f'expected {{"event": "trace", "version": {VERSION}}}')
-        return event
-    if event["event"] not in _FIELDS:
-        raise ValueError(f"expected one of {', '.join(_FIELDS)}, got {event['event']}")
-    missing = [one for one in _FIELDS[event["event"]] if one not in event]
-    for share in event.get("shares", ()):
-        missing += [one for one in _SHARE if one not in share]
-        for one in ("tokens", "parents", "log_probs", "sources", "text"):
-            _ = share["draft"][one]
-    if missing:
-        raise ValueError(f"expected {', '.join(missing)} in {event['event']}")
-    return event

@@ -15,7 +15,8 @@ def to_html(trace: Trace) -> str:
     """The page: texts coloured by who proposed each token, what was rejected, and when."""
     page = (resources.files("specrt") / "data" / "trace.html").read_text(encoding="utf-8")
     data = json.dumps(_page_data(trace), ensure_ascii=False, separators=(",", ":"))
-    # No text of a model may end the script that it stands in.
+    # What UTF-8 has no bytes for stays escaped, and no text may end the script that it stands in.
+    data = data.encode("utf-8", "backslashreplace").decode("utf-8")
     return page.replace("/*TRACE*/", data.replace("<", "\\u003c"))
 
 

@@ -82,6 +82,8 @@ std::int64_t kv_cache_bytes_for(const ModelConfig& config, Precision precision,
 
 namespace {
 
+constexpr double kLongestWait = 1e8;  // seconds, which nanoseconds of 64 bits hold
+
 double head_share_of(const ModelConfig& config) {
   const double hidden = static_cast<double>(config.hidden_size);
   const double head = hidden * static_cast<double>(config.vocab_size);
@@ -166,10 +168,15 @@ void Decoder::check(std::span<const TokenId> prompt, const SamplingParams& param
 
 SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& params,
                         std::shared_ptr<Drafter> drafter,
-                        std::shared_ptr<TokenConstraint> constraint, std::int64_t reserve) {
+                        std::shared_ptr<TokenConstraint> constraint, std::int64_t reserve,
+                        double waited_seconds) {
   Impl& d = *impl_;
   d.require_idle("add");
   check(prompt, params);
+  if (!(waited_seconds >= 0.0 && waited_seconds < kLongestWait)) {
+    throw InvalidArgument(expected_got("waited_seconds", "a time of at most some years",
+                                       std::to_string(waited_seconds)));
+  }
   if (constraint != nullptr) check_constrained(params);
   if (!params.speculation.drafts()) drafter = nullptr;
   if (drafter != nullptr && params.speculation.policy == Policy::adasd && !drafter->tells_laws()) {
@@ -193,7 +200,9 @@ SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& p
     sequence->step_cost = drafter->step_cost(d.weight_bytes);
     sequence->expected = d.record_of(drafter->name())->acceptance.as_guess();
   }
-  sequence->added = std::chrono::steady_clock::now();
+  sequence->arrived =
+      std::chrono::steady_clock::now() - std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                             std::chrono::duration<double>(waited_seconds));
   sequence->prompt_tokens = length;
   sequence->prefill_tokens = length;
   sequence->max_length = max_length;

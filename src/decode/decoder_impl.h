@@ -77,6 +77,12 @@ struct Decoder::Impl {
     static constexpr double kSlow = 0.02;
   };
   std::vector<DrafterRecord> records;
+  /// What a round asks of one drafter, by a sequence that has it.
+  struct DrafterUse {
+    const Sequence* of = nullptr;
+    std::int64_t given = 0;  // depth that is no choice
+    bool chosen = false;     // and whether there is one
+  };
   CostModel cost;
   EmaTiers tiers;
   const DrafterRecord* known_record(const std::string& name) const;

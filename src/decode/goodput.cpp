@@ -40,6 +40,17 @@ bool has_confidences(const DraftTree& draft) {
                      [](float log_prob) { return log_prob != 0.0f; });
 }
 
+std::int64_t depth_of(std::int64_t nodes, double width) {
+  return static_cast<std::int64_t>(std::ceil(static_cast<double>(nodes) / width));
+}
+
+// What a draft is expected to bring of which nothing but its depth is looked at.
+double expected_of(const Sequence& s) {
+  std::int32_t depth = 0;
+  for (const std::int32_t one : s.draft.depths()) depth = std::max(depth, one);
+  return s.expected.expected(depth);
+}
+
 }  // namespace
 
 const Decoder::Impl::DrafterRecord* Decoder::Impl::known_record(const std::string& name) const {
@@ -173,46 +184,67 @@ double Decoder::Impl::round_limit(std::int64_t prompt_rows, Clock::time_point no
   double limit = 0.0;
   for (const auto& s : live) {
     const double target = s->params.speculation.target_ttft_seconds;
-    if (!s->prefilling() || target <= 0.0) continue;
+    // One that was preempted later has had its first token.
+    if (!s->prefilling() || s->counters.tokens > 0 || target <= 0.0) continue;
     const std::int64_t left = s->prompt_tokens - s->processed;
     const std::int64_t rows = std::max<std::int64_t>(1, std::min(left, prompt_rows));
     const auto rounds = static_cast<double>((left + rows - 1) / rows);
-    const double slack = std::max(1e-9, target - seconds_between(s->added, now)) / rounds;
+    const double slack = std::max(1e-9, target - seconds_between(s->arrived, now)) / rounds;
     limit = limit == 0.0 ? slack : std::min(limit, slack);
   }
   return limit;
 }
 
 std::vector<std::int64_t> Decoder::allocate(std::span<const std::int64_t> most,
-                                            std::int64_t fixed_nodes,
+                                            std::span<const std::int64_t> others,
                                             std::int64_t prompt_rows) const {
   const Impl& d = *impl_;
-  if (most.size() != d.live.size()) {
-    throw InvalidArgument(expected_got("most", std::to_string(d.live.size()) + " numbers",
-                                       std::to_string(most.size())));
+  for (const auto& [name, given] : {std::pair{"most", most}, std::pair{"others", others}}) {
+    if (given.size() == d.live.size()) continue;
+    throw InvalidArgument(expected_got(name, std::to_string(d.live.size()) + " numbers",
+                                       std::to_string(given.size())));
   }
   std::vector<std::int64_t> out(most.size(), 0);
   const Clock::time_point now = Clock::now();
   std::int64_t total = 0;
+  std::int64_t given = 0;     // nodes that are no choice
+  double given_tokens = 0.0;  // what they are expected to bring
+  double given_seconds = 0.0;
   std::size_t deepest = 0;
   std::vector<DraftCandidate> candidates;
   std::vector<std::size_t> which;
   std::vector<std::size_t> first_gain;
-  std::vector<const Sequence*> drafters;  // one a drafter
+  std::vector<Impl::DrafterUse> drafters;
+  const auto use_of = [&drafters](const Sequence& s) -> Impl::DrafterUse& {
+    for (Impl::DrafterUse& one : drafters) {
+      if (one.of->drafter->name() == s.drafter->name()) return one;
+    }
+    return drafters.emplace_back(Impl::DrafterUse{&s});
+  };
   d.node_gains.clear();
   for (std::size_t i = 0; i < most.size(); ++i) {
     const Sequence& s = *d.live[i];
-    if (most[i] <= 0 || s.prefilling() || s.drafter == nullptr) continue;
+    if (s.prefilling() || s.drafter == nullptr) continue;
+    // Deeper nodes could never be used.
+    const double width = std::max(1.0, s.brake.width());
+    const std::int64_t reach = std::max<std::int64_t>(0, s.tokens_left() - 1);
     // While prompts wait, rows that a draft may take are theirs otherwise.
-    if (prompt_rows == 0 && d.trims_freely(s)) {
-      out[i] = most[i];
+    const bool trimmed_later = most[i] > 0 && prompt_rows == 0 && d.trims_freely(s);
+    if (trimmed_later) out[i] = most[i];
+    if (const std::int64_t nodes = trimmed_later ? most[i] : others[i]; nodes > 0) {
+      const std::int64_t depth = std::min(depth_of(nodes, width), reach);
+      given += nodes;
+      given_tokens += s.expected.expected(depth);
+      given_seconds +=
+          static_cast<double>(depth) * d.cost.draft_of(s.drafter->name(), s.step_cost).sequence;
+      Impl::DrafterUse& use = use_of(s);
+      use.given = std::max(use.given, depth);
       continue;
     }
+    if (most[i] <= 0) continue;
     DraftCandidate one;
-    one.width = std::max(1.0, s.brake.width());
-    // Deeper nodes could never be used.
-    const auto useful = static_cast<std::int64_t>(
-        std::ceil(one.width * static_cast<double>(std::max<std::int64_t>(0, s.tokens_left() - 1))));
+    one.width = width;
+    const auto useful = static_cast<std::int64_t>(std::ceil(width * static_cast<double>(reach)));
     const std::int64_t nodes = std::min(most[i], useful);
     first_gain.push_back(d.node_gains.size());
     double reached = 1.0;
@@ -228,11 +260,7 @@ std::vector<std::int64_t> Decoder::allocate(std::span<const std::int64_t> most,
     total += nodes;
     candidates.push_back(one);
     which.push_back(i);
-    if (std::none_of(drafters.begin(), drafters.end(), [&](const Sequence* other) {
-          return other->drafter->name() == s.drafter->name();
-        })) {
-      drafters.push_back(&s);
-    }
+    use_of(s).chosen = true;
   }
   if (candidates.empty()) return out;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
@@ -240,18 +268,19 @@ std::vector<std::int64_t> Decoder::allocate(std::span<const std::int64_t> most,
     candidates[i].gains = std::span(d.node_gains).subspan(first_gain[i], end - first_gain[i]);
   }
   const std::int64_t decoding = d.decoding();
-  const std::int64_t given = std::accumulate(out.begin(), out.end(), std::int64_t{0});
-  d.fill_pass_costs(d.whole_rows(decoding + fixed_nodes + given + prompt_rows, prompt_rows), total);
-  d.draft_costs.assign(deepest + 1, 0.0);
-  for (const Sequence* s : drafters) {
-    const CostModel::Draft cost = d.cost.draft_of(s->drafter->name(), s->step_cost);
-    for (std::size_t depth = 1; depth <= deepest; ++depth) {
-      d.draft_costs[depth] += cost.call + static_cast<double>(depth) * cost.step;
+  d.fill_pass_costs(d.whole_rows(decoding + given + prompt_rows, prompt_rows), total);
+  d.draft_costs.assign(deepest + 1, given_seconds);
+  for (const Impl::DrafterUse& use : drafters) {
+    const CostModel::Draft cost = d.cost.draft_of(use.of->drafter->name(), use.of->step_cost);
+    for (std::size_t depth = 0; depth <= deepest; ++depth) {
+      const std::int64_t steps =
+          std::max(use.given, use.chosen ? static_cast<std::int64_t>(depth) : 0);
+      if (steps > 0) d.draft_costs[depth] += cost.call + static_cast<double>(steps) * cost.step;
     }
   }
   RoundCosts costs{d.pass_costs, d.draft_costs, d.round_limit(prompt_rows, now)};
-  const Allocation best =
-      allocate_drafts(candidates, costs, static_cast<double>(decoding - std::ssize(candidates)));
+  const Allocation best = allocate_drafts(
+      candidates, costs, static_cast<double>(decoding - std::ssize(candidates)) + given_tokens);
   for (std::size_t i = 0; i < which.size(); ++i) out[which[i]] = best.nodes[i];
   d.add_probes(which, best, out);
   return out;
@@ -270,7 +299,8 @@ void Decoder::Impl::add_probes(std::span<const std::size_t> which, const Allocat
   const auto at = [&](std::int64_t n) {
     return pass_costs[static_cast<std::size_t>(std::min(n, std::ssize(pass_costs) - 1))];
   };
-  const double more = at(given + idle) - at(given) + (given == 0 ? draft_costs[1] : 0.0);
+  const double more =
+      at(given + idle) - at(given) + (given == 0 ? draft_costs[1] - draft_costs[0] : 0.0);
   const double hoped = kHopedFor * static_cast<double>(idle);
   if ((best.tokens + hoped) * best.seconds <= best.tokens * (best.seconds + more)) return;
   const DraftCost share{more / best.seconds, 0.0};
@@ -285,6 +315,7 @@ void Decoder::Impl::trim() {
   std::int64_t total = 0;
   std::int64_t rows = 0;
   std::int64_t prompt_rows = 0;
+  double given_tokens = 0.0;  // of drafts that are no choice
   candidates.clear();
   trimmed_of.clear();
   for (const auto& s : live) {
@@ -297,7 +328,10 @@ void Decoder::Impl::trim() {
     const bool may = s->params.speculation.policy == Policy::goodput && !s->draft.empty() &&
                      !s->params.draft_changes_text() && !s->params.speculation.synthetic() &&
                      has_confidences(s->draft);
-    if (!may) continue;
+    if (!may) {
+      given_tokens += s->prefilling() || s->drafter == nullptr ? 0.0 : expected_of(*s);
+      continue;
+    }
     total += std::ssize(s->draft.tokens());
     trimmed_of.push_back(s.get());
   }
@@ -337,8 +371,9 @@ void Decoder::Impl::trim() {
   }
   fill_pass_costs(whole_rows(rows - total + prompt_rows, prompt_rows), total);
   constexpr double kDrafted[] = {0.0, 0.0};
-  const Allocation best = allocate_drafts(candidates, {pass_costs, kDrafted, 0.0},
-                                          static_cast<double>(decoding() - std::ssize(candidates)));
+  const Allocation best =
+      allocate_drafts(candidates, {pass_costs, kDrafted, 0.0},
+                      static_cast<double>(decoding() - std::ssize(candidates)) + given_tokens);
   first = 0;
   for (std::size_t i = 0; i < trimmed_of.size(); ++i) {
     Sequence& s = *trimmed_of[i];

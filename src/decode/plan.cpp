@@ -76,7 +76,7 @@ Plan plan_under(const Decoder& decoder, std::int64_t num_speculative_tokens,
       shares(states, num_speculative_tokens, prefilling ? rows * 3 / 4 : rows);
   Plan plan;
   std::vector<std::int64_t> left_to_choose(states.size(), 0);
-  std::int64_t fixed_nodes = 0;
+  std::vector<std::int64_t> chosen(states.size(), 0);
   for (std::size_t i = 0; i < states.size(); ++i) {
     plan.push_back({states[i].id, 0});
     if (most[i] == 0) continue;
@@ -97,15 +97,15 @@ Plan plan_under(const Decoder& decoder, std::int64_t num_speculative_tokens,
       case Policy::off:
         break;
     }
-    fixed_nodes += plan.back().tokens;
+    chosen[i] = plan.back().tokens;
+    rows -= chosen[i];
   }
-  rows -= fixed_nodes;
   std::int64_t prompt_tokens = 0;
   for (const SequenceState& state : states) prompt_tokens += state.prompt_left;
   if (std::any_of(left_to_choose.begin(), left_to_choose.end(), [](auto n) { return n > 0; })) {
     // Rows that drafts take from prompts have to be run later: they cost as if they came on top.
     const std::vector<std::int64_t> nodes =
-        decoder.allocate(left_to_choose, fixed_nodes, std::min(rows, prompt_tokens));
+        decoder.allocate(left_to_choose, chosen, std::min(rows, prompt_tokens));
     for (std::size_t i = 0; i < states.size(); ++i) {
       plan[i].tokens += nodes[i];
       rows -= nodes[i];

@@ -31,7 +31,7 @@ struct Sequence {
   Brake brake;
   Acceptance expected;            // of its drafts, for `goodput`
   AdaptiveThresholds thresholds;  // of `adasd`
-  std::chrono::steady_clock::time_point added;
+  std::chrono::steady_clock::time_point arrived;
   std::chrono::steady_clock::time_point first_token;
   LogitsState state;  // history, penalties, masks
   std::vector<TokenLogprobs> prompt_logprobs;

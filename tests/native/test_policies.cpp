@@ -213,6 +213,50 @@ TEST(policies_goodput_trims_what_confidences_doubt) {
   CHECK(share(whole) < 0.5);
 }
 
+// What others draft brings tokens and takes time: beside them a node has to bring more.
+TEST(policies_goodput_counts_what_others_draft) {
+  const auto nodes_beside = [](Policy policy) {
+    Decoder decoder(counter(), tiny::options_for(counter(), 2, 300, 16));
+    const Request other = request_of(0, 200, policy);
+    decoder.add(other.prompt, other.params, other.drafter);
+    for (int i = 0; i < 20; ++i) (void)decoder.round(specrt::plan_policies(decoder, 6));
+    const Request one = request_of(5, 200, Policy::goodput, Kind::half);
+    const auto id = decoder.add(one.prompt, one.params, one.drafter);
+    (void)decoder.round(specrt::plan_policies(decoder, 6));
+    // Its first node is expected to bring 0.7 tokens, for 0.5 of a pass of one row. Beside 6 nodes
+    // that are always right it would have to be nearly 0.9, beside none 0.67.
+    decoder.set_cost_model(cost_of(1.0, 0.5));
+    return nodes_of(specrt::plan_policies(decoder, 6), id);
+  };
+  CHECK_EQ(nodes_beside(Policy::off), 1);
+  CHECK_EQ(nodes_beside(Policy::fixed), 0);
+}
+
+// Time in a queue counts towards the first token: then there is none for others' drafts.
+TEST(policies_goodput_counts_time_in_the_queue) {
+  const auto nodes_after = [](double waited) {
+    Decoder decoder(counter(), tiny::options_for(counter(), 2, 300, 16));
+    const Request one = request_of(0, 200, Policy::goodput);
+    const auto id = decoder.add(one.prompt, one.params, one.drafter);
+    for (int i = 0; i < 20; ++i) (void)decoder.round(specrt::plan_policies(decoder, 8));
+    Request late = request_of(1, 8, Policy::goodput);
+    late.params.speculation.target_ttft_seconds = 1000.0;
+    decoder.add(late.prompt, late.params, late.drafter, nullptr, -1, waited);
+    CostModel model;
+    model.set_pass({{1, 5.0}, {2, 5.0}, {3, 6.0}, {512, 515.0}}, 0.0, 0.0);
+    decoder.set_cost_model(model);
+    return nodes_of(specrt::plan_policies(decoder, 8), id);
+  };
+  CHECK(nodes_after(0.0) >= 4);
+  CHECK(nodes_after(992.5) <= 3);
+  Decoder decoder(counter(), tiny::options_for(counter(), 1, 64));
+  const Request one = request_of(1, 8, Policy::off);
+  for (const double waited : {-1.0, double{NAN}, 1e300}) {
+    CHECK_THROWS(decoder.add(one.prompt, one.params, nullptr, nullptr, -1, waited), InvalidArgument,
+                 "[waited_seconds]");
+  }
+}
+
 TEST(policies_synthetic_rates_hold) {
   const auto options = tiny::options_for(counter(), 1, 480, 16);
   for (const double rate : {0.0, 0.4, 0.8, 1.0}) {

@@ -154,17 +154,34 @@ def test_typical_is_not_compared(tmp_path: Path, l2: Path) -> None:
         (["run", "--json", "no/such/folder/x.json"], "json"),
         (["run", "--plot", "x.pdf"], "plot"),
         (["run", "--prompts", "no-such-file"], "prompts"),
+        (["run", "--json", "."], "json"),
         (["sweep", "--gamma", 0], "gamma"),
+        (["sweep", "--gamma", 2, "--gamma", 2], "gamma"),
+        (["sweep", "--alpha", 0.5, "--alpha", 0.5], "alpha"),
+        (["sweep", "--max-tokens", 1], "max_tokens"),
+        (["sweep", "--max-tokens", 3, "--gamma", 8, "--rounds", 2], "max_tokens"),
+        (["sweep", "--prompt-tokens", 2**62], "prompt_tokens"),
+        (["sweep", "--max-model-len", 20, "--prompt-tokens", 19], "max_tokens"),
         (["sweep", "--alpha", 1.5], "alpha"),
         (["sweep", "--rounds", 0], "rounds"),
         (["sweep", "--alpha", 0.5, "--drafter", "ngram"], "alphas or drafters"),
         (["load", "--concurrency", 0], "concurrency"),
         (["load", "--rate", 0], "rate"),
+        (["load", "--rate", "inf"], "rate"),
+        (["load", "--rate", "nan"], "rate"),
+        (["load", "--concurrency", 1, "--concurrency", 1, "--prompt-tokens", 4], "levels"),
+        (["load", "--gamma", 1, "--gamma", 1, "--prompt-tokens", 4], "contenders"),
+        (["load", "--policy", "off", "--policy", "off", "--prompt-tokens", 4], "contenders"),
+        (["load", "--alpha", 0.5, "--drafter", "suffix"], "alpha"),
+        (["load", "--drafter", ""], "drafter"),
+        (["load", "--prompt-tokens", 4, "--prompts", "some.txt"], "prompt_tokens"),
+        (["load", "--prompt-tokens", 2**62], "prompt_tokens"),
         (["load", "--requests", 0], "requests"),
         (["load", "--target-tpot-ms", 0], "target_tpot"),
         (["load", "--random", "tiny"], "random"),
         (["kernels", "--rows", 0], "rows"),
         (["kernels", "--context", 0], "context"),
+        (["compare", "--threads", 0], "threads"),
         (["compare", "--only", "dancing"], "only"),
         (["compare", "--peer", "nobody"], "peer"),
         (["compare", "--repeats", 0], "repeats"),
@@ -174,6 +191,26 @@ def test_refusals(counter: Path, arguments: list[Any], word: str) -> None:
     error = refused(arguments[0], counter, *arguments[1:])
     assert isinstance(error, (InvalidArgumentError, LoadError))
     assert word in str(error)
+
+
+def test_a_saved_model_has_its_own_dtype(counter: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "one.specrt"
+    with Engine(counter, max_model_len=32, max_batch_size=1) as engine:
+        engine.save(saved)
+    assert "dtype" in str(refused("sweep", saved, "--dtype", "int8"))
+
+
+def test_the_native_benchmark_takes_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "find_native", lambda: Path("/bin/false"))
+    assert "[cpu_isa]" in str(refused("kernels", "--native", "--cpu-isa", "scalar"))
+    assert "[threads]" in str(refused("kernels", "--native", "--threads", 0))
+
+
+def test_a_peer_that_says_something_else() -> None:
+    worker = Worker("echo", "/bin/echo", "transformers")
+    worker.close()
+    assert worker.tasks == []
+    assert "echo does not start" in worker.problems[0]
 
 
 # --- the others ---------------------------------------------------------------------------------

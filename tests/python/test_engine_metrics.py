@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ from helpers import Branching, Counting, greedy, known
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from specrt import Distribution, Engine, EngineMetrics, InvalidArgumentError, SamplingParams
+from specrt import (
+    Distribution,
+    Engine,
+    EngineMetrics,
+    InvalidArgumentError,
+    SamplingParams,
+    StructuredOutputs,
+)
 from specrt.engine_metrics import FIRST_TOKEN, _Values, percentiles
 from specrt.prometheus import EngineCollector
 
@@ -201,6 +209,8 @@ def test_prometheus_prefix_and_labels(counter: Path) -> None:
             {"labels": {"le": "a"}},
             {"labels": {"a b": "a"}},
             {"labels": {"a": 1}},
+            {"labels": {"__name__": "a"}},
+            {"labels": 5},
         ):
             with pytest.raises(InvalidArgumentError):
                 EngineCollector(engine, **options)  # type: ignore[arg-type]
@@ -209,7 +219,100 @@ def test_prometheus_prefix_and_labels(counter: Path) -> None:
     assert generate_latest(registry) == b""  # closed
 
 
+def test_prometheus_of_two_engines(counter: Path) -> None:
+    """One family a name, whatever the number of engines: some readers refuse a second."""
+    with Engine(counter, **SMALL) as first, Engine(counter, **SMALL) as second:
+        first.generate([1], greedy(3))
+        second.generate([1], greedy(5))
+        collector = EngineCollector(first)
+        with pytest.raises(InvalidArgumentError, match="no other engine"):
+            collector.add(second, labels={"model_name": first.name, "engine": "0"})
+        collector.add(second)
+        registry = CollectorRegistry()
+        registry.register(collector)
+        text = generate_latest(registry).decode()
+        first.close()
+        left = generate_latest(registry).decode()
+    types = [line for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len(set(types)) > 20
+    for engine, count in (("0", 3), ("1", 5)):
+        labels = f'engine="{engine}",model_name="{first.name}"'
+        said = [
+            line for line in text.splitlines() if line.startswith("vllm:generation_tokens_total")
+        ]
+        assert f"vllm:generation_tokens_total{{{labels}}} {count}.0" in said
+    assert 'engine="0"' not in left
+    assert 'engine="1"' in left
+
+
+def test_counters_never_fall(l2: Path) -> None:
+    """Between any two scrapes, whatever is cancelled, stopped by a text or preempted."""
+    options = {**SMALL, "kv_cache_bytes": 150_000, "max_num_batched_tokens": 16, "block_size": 4}
+    counters: dict[Any, float] = {}
+    with Engine(l2, "ngram", **options) as engine:
+        handles = [
+            engine.submit([one] * 20, SamplingParams(max_tokens=80, stop=["e", "t"], seed=one))
+            for one in range(12)
+        ]
+        while not all(one.done for one in handles):
+            for number, handle in enumerate(handles):
+                if number % 3 == 0 and counters:
+                    handle.cancel()
+            for key, value in scrape(engine).items():
+                if key[0].endswith(("_total", "_bucket", "_count", "_sum")):
+                    assert value >= counters.get(key, 0.0), key
+                    counters[key] = value
+        assert counters
+
+
 def test_abandoned_samples_of_one_request(counter: Path) -> None:
     with Engine(counter, **SMALL) as engine:
         engine.generate([1], SamplingParams(n=3, temperature=1.0, max_tokens=5, seed=1))
         assert engine.metrics().requests_finished == {"length": 3}
+
+
+def test_clocks_begin_when_a_request_is_made(l2_eos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it takes to compile a grammar is part of what its caller waits; and so the core is told
+    how long a request has waited when it is let in."""
+    from specrt.structured import Grammar
+
+    slow = 0.05
+    compile_ = Grammar.compile
+
+    def compiled(self: Any, *rest: Any) -> Any:
+        time.sleep(slow)
+        return compile_(self, *rest)
+
+    monkeypatch.setattr(Grammar, "compile", compiled)
+    params = greedy(4, structured_outputs=StructuredOutputs(regex="[a-z]*"))
+    messages = [{"role": "user", "content": "x"}]
+    with Engine(l2_eos, **SMALL) as engine:
+        for ask in (
+            lambda: engine.generate("x", params),
+            lambda: engine.chat(messages, params),
+            lambda: engine.submit("x", params).result(60),
+            lambda: engine.chat_submit(messages, params).result(60),
+        ):
+            metrics = ask().metrics
+            assert metrics.queue_seconds >= slow
+            assert metrics.ttft_seconds >= metrics.queue_seconds
+        stream = engine.stream("x", greedy(4))
+        time.sleep(10 * slow)  # nothing has been asked for yet
+        output = None
+        try:
+            while True:
+                next(stream)
+        except StopIteration as end:
+            output = end.value
+        assert output is not None
+        assert output.metrics.ttft_seconds < 10 * slow
+
+        class Decoder:
+            def add(self, *given: Any) -> int:
+                self.waited = given[-1]
+                return 0
+
+        decoder: Any = Decoder()
+        ((request,),) = engine._requests([[1]], greedy(4), time.monotonic() - 100)
+        engine._scheduler._add(decoder, request)
+        assert 100 <= decoder.waited < 160

@@ -20,7 +20,14 @@ from test_medusa import write as write_medusa
 from test_mtp import module, with_modules
 
 import specrt
-from specrt import DraftTree, Engine, SamplingParams, Speculation, StructuredOutputs
+from specrt import (
+    DraftTree,
+    Engine,
+    InvalidArgumentError,
+    SamplingParams,
+    Speculation,
+    StructuredOutputs,
+)
 from specrt.drafters import MTP, DraftModel, Eagle, Eagle3, Medusa, Merge, NGram, SelfDraft, Suffix
 
 VOCAB = 264
@@ -237,6 +244,23 @@ def huge(tensors: Tensors) -> None:
     for name, tensor in tensors.items():
         if name.endswith("proj.weight") or ".linear" in name or name.endswith("fc.weight"):
             tensor.mul_(1e30)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_draft_tokens(kind: str, drafters: Drafters, expected: list[Any]) -> None:
+    """Down to one, or refused by name where the drafter's shape says more."""
+    target, drafter = drafters.make(kind)
+    for gamma in (1, 2):
+        try:
+            engine = Engine(target, drafter, num_speculative_tokens=gamma, **OPTIONS)
+        except InvalidArgumentError as error:
+            assert "num_speculative_tokens" in str(error)  # noqa: PT017
+            continue
+        with engine:
+            outputs = [engine.generate(*REQUESTS[row]) for row in (1, 2, 5, 7)]
+        assert_same(outputs, [expected[row] for row in (1, 2, 5, 7)], (kind, gamma))
+        metrics = outputs[0].metrics
+        assert metrics.drafted_tokens <= gamma * metrics.rounds
 
 
 @pytest.mark.parametrize("spoil", [none, huge])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import importlib.util
 import itertools
 import json
@@ -44,12 +45,12 @@ class Served:
         self.engine = engine
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        config = uvicorn.Config(load_example().build(engine), port=port, log_level="error")
+            self.port: int = free.getsockname()[1]
+        config = uvicorn.Config(load_example().build(engine), port=self.port, log_level="error")
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
-        self.options = {"base_url": f"http://127.0.0.1:{port}/v1", "api_key": "none"}
+        self.options = {"base_url": f"http://127.0.0.1:{self.port}/v1", "api_key": "none"}
         self.client = openai.OpenAI(**self.options, max_retries=0, timeout=60)
         while not self.server.started:
             assert self.thread.is_alive()
@@ -296,22 +297,85 @@ def test_errors_have_the_clients_types(random: Served) -> None:
     assert create(**asked, max_tokens=1).choices[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_bodies_that_are_none(random: Served, path: str) -> None:
+    for raw in (b"", b"{", b"null", b"[]", b"5", b'"x"', b"\xff\xfe", b"[" * 100_000):
+        status, answer = post(random, path, raw)
+        assert status == 400, raw[:9]
+        assert answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"prompt": [[None]]}, "prompt"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream": True, "stream_options": 5}, "stream_options"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {}}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": "x"}], "logprobs": 2}, "logprobs"),
+        ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, "top_logprobs"),
+        ({"messages": {"role": "user"}}, "messages"),
+    ],
+)
+def test_parameters_of_the_wrong_kind(random: Served, wrong: dict[str, Any], word: str) -> None:
+    path = "chat/completions" if "messages" in wrong else "completions"
+    asked = {"model": random.engine.name, **({} if "messages" in wrong else {"prompt": "x"})}
+    asked |= {"max_tokens": 2, **wrong}
+    status, answer = post(random, path, json.dumps(asked).encode())
+    assert status == 400
+    told = answer["error"]["message"]
+    assert f"[{word}]" in told or ("known parameters" in told and word in told)
+
+
+def post(served: Served, path: str, body: bytes) -> tuple[int, Any]:
+    """Without the client, which would not say such things."""
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    try:
+        connection.request("POST", f"/v1/{path}", body)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
 def fill(engine: Engine, waiting: list[specrt.RequestHandle]) -> None:
     with contextlib.suppress(specrt.QueueFullError):
         while True:
             waiting.append(engine.submit([1], SamplingParams(max_tokens=500)))
 
 
-def test_hanging_up_cancels(random: Served) -> None:
-    decoder = random.engine._decoder
+@pytest.mark.parametrize("streamed", [True, False])
+def test_hanging_up_cancels(random: Served, streamed: bool) -> None:
+    decoder, scheduler = random.engine._decoder, random.engine._scheduler
     assert decoder is not None
-    stream = random.client.completions.create(
-        model=random.engine.name, prompt="x", max_tokens=505, stream=True
-    )
-    next(iter(stream))
-    stream.close()
+    cancelled = random.engine.metrics().requests_finished.get("abort", 0)
+    asked = {"model": random.engine.name, "prompt": "x", "max_tokens": 505, "stream": streamed}
+    body = json.dumps(asked).encode()
+    with socket.create_connection(("127.0.0.1", random.port), 60) as client:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+        client.sendall(head.encode() + b"\r\n\r\n" + body)
+        while decoder.idle:
+            time.sleep(0.0001)
+        if streamed:
+            assert client.recv(100)
+        scheduler.lock.__enter__()  # it does not come to an end by itself
+    try:
+        wait_until(lambda: bool(scheduler._left))
+    finally:
+        scheduler.lock.__exit__()
+    wait_until(lambda: decoder.idle)
+    assert random.engine.metrics().requests_finished["abort"] == cancelled + 1
+    assert random.engine.generate("x", specrt.SamplingParams(max_tokens=2)).token_ids
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
-    while not decoder.idle:
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
-    assert random.engine.generate("x", specrt.SamplingParams(max_tokens=2)).token_ids

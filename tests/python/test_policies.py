@@ -209,18 +209,25 @@ def test_cost_model_is_measured_and_kept(l2: Path, l2_close: Path, tmp_path: Pat
         again = engine.cost_model.table
         assert [one for one, _ in again] == rows
         assert [one for _, one in again] == pytest.approx(seconds)
-    files[0].write_text("damaged")
-    with Engine(l2, DraftModel(model=l2_close), **options) as engine:
-        assert engine.cost_model.measured
-    assert "pass 1 " in files[0].read_text()
+    whole = files[0].read_text()
+    for damaged in (b"damaged", b"\xff", whole[: len(whole) // 2].encode(), b""):
+        files[0].write_bytes(damaged)
+        with Engine(l2, DraftModel(model=l2_close), **options) as engine:
+            assert engine.cost_model.measured
+        assert files[0].read_text().count("\n") == whole.count("\n")
     with Engine(l2, "ngram", **options) as engine:  # another drafter, another file
         assert engine.generate([1, 2, 3], greedy(5)).token_ids
     assert len(list((tmp_path / "costs").iterdir())) == 2
     # Nothing is measured where nothing goes by it.
-    with Engine(l2, "ngram", **{**options, "policy": "fixed"}) as engine:
+    with Engine(l2, "ngram", **{**options, "policy": "fixed", "cost_cache": None}) as engine:
         assert not engine.cost_model.measured
-    with pytest.raises(InvalidArgumentError, match=r"\[cost_cache\]"):
-        Engine(l2, "ngram", **{**options, "cost_cache": 3})
+    for drafter, wrong in (
+        *(("ngram", {"cost_cache": one}) for one in (3, "", b"x", "a\0b", "\ud800")),
+        ("ngram", {"policy": "fixed"}),
+        (None, {}),
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"\[cost_cache\]"):
+            Engine(l2, drafter, **{**options, **wrong})
     with pytest.raises(InvalidArgumentError, match=r"\[cost_cache\] expected a folder that can be"):
         Engine(l2, "ngram", **{**options, "cost_cache": files[0] / "no"})
 

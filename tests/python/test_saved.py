@@ -88,3 +88,9 @@ def test_plan_of_a_saved_file(l2: Path, tmp_path: Path) -> None:
     with Engine(l2, **SMALL) as engine:
         engine.save(path)
         assert specrt.plan(path, max_model_len=160, max_batch_size=8) == engine.memory
+
+
+@pytest.mark.parametrize("name", ["x.bin", "a\0b.specrt", b"x.specrt", ""])
+def test_names_of_saved_files(l2: Path, tmp_path: Path, name: Any) -> None:
+    with Engine(l2, **SMALL) as engine, pytest.raises(InvalidArgumentError, match=r"\[path\]"):
+        engine.save(name)

@@ -343,6 +343,14 @@ def test_timeout(counter: Path) -> None:
         assert len(handle.result(60).token_ids) == 200
 
 
+@pytest.mark.parametrize("timeout", ["1", -1, float("nan"), True, b""])
+def test_timeouts_that_are_none(engine: Engine, timeout: Any) -> None:
+    handle = engine.submit([1, 2], greedy(2))
+    with pytest.raises(InvalidArgumentError, match=r"\[timeout\]"):
+        handle.result(timeout)
+    assert handle.result(1e300).token_ids == handle.result(2**70).token_ids
+
+
 def test_waiting_inside_a_round_is_refused(l2: Path) -> None:
     class Calls(specrt.Drafter):
         handle: specrt.RequestHandle | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -157,7 +158,7 @@ def test_tracing_without_a_tokenizer(make_bigram: Any, tmp_path: Path) -> None:
     assert to_html(trace)
 
 
-@pytest.mark.parametrize("path", ["no/such/folder/t.jsonl", 7])
+@pytest.mark.parametrize("path", ["no/such/folder/t.jsonl", 7, "a\0b", "\ud800", ""])
 def test_a_trace_that_cannot_be_written(counter: Path, path: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"\[trace\]"):
         Engine(counter, trace=path, **SMALL)
@@ -184,15 +185,112 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, line: str) -> No
     assert not (tmp_path / "o.html").exists()
 
 
+ROUND: dict[str, Any] = {
+    "event": "round",
+    **{"t": 1.0, "seconds": 0.1, "rows": 3},
+    **{"draft_seconds": 0.0, "verify_seconds": 0.1, "sample_seconds": 0.0},
+    "shares": [
+        {
+            **{"request": 0, "planned": 2, "prompt_tokens": 0, "emitted": [7], "text": ["x"]},
+            "draft": {
+                **{"tokens": [7, 8], "parents": [-1, 0], "log_probs": [0.0, None]},
+                **{"sources": [["a"], ["a", "b"]], "text": ["x", "y"]},
+            },
+            "accepted": [0],
+        }
+    ],
+}
+
+
+def lines_of(*events: dict[str, Any]) -> str:
+    header = {"event": "trace", "version": 1}
+    return "".join(json.dumps(one) + "\n" for one in (header, *events))
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        *(((key,), "1") for key in ("t", "seconds", "rows", "sample_seconds", "shares")),
+        *(((key,), float("inf")) for key in ("t", "seconds", "draft_seconds")),
+        (("shares", 0), 5),
+        (("shares", 0, "request"), 1),  # none was queued under this number
+        (("shares", 0, "request"), -1),
+        (("shares", 0, "request"), True),
+        (("shares", 0, "draft"), []),
+        (("shares", 0, "draft", "tokens"), [7]),
+        (("shares", 0, "draft", "parents"), [-1, 1]),
+        (("shares", 0, "draft", "sources"), [["a"], []]),
+        (("shares", 0, "draft", "sources"), "ab"),
+        (("shares", 0, "draft", "text"), [1, 2]),
+        (("shares", 0, "accepted"), [2]),
+        (("shares", 0, "accepted"), [-1]),
+        (("shares", 0, "emitted"), None),
+    ],
+)
+def test_a_line_of_the_wrong_kind_is_refused(tmp_path: Path, where: Any, value: Any) -> None:
+    path = tmp_path / "t.jsonl"
+    queued = {"event": "queued", "t": 0.5, "request": 0}
+    path.write_text(lines_of(queued, ROUND))
+    assert to_html(read_trace(path))
+    wrong = json.loads(json.dumps(ROUND))
+    at = wrong
+    for key in where[:-1]:
+        at = at[key]
+    at[where[-1]] = value
+    path.write_text(lines_of(queued, wrong))
+    with pytest.raises(LoadError, match="line 3"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 100_000,
+        b'{"event": "queued", "t": 1e999, "request": 0}',
+        b'{"event": "queued", "t": NaN, "request": 0}',
+        b'{"event": "queued", "t": 0, "request": 1000000000}',
+        b'{"event": "finished", "t": 0, "request": 0}',
+        b'{"event": ["queued"], "t": 0, "request": 0}',
+        b'{"event": "queued", "t": 0, "request": 0, "x": "\xff"}',
+        b"",
+    ],
+)
+def test_hostile_lines_are_refused(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(lines_of().encode() + line + b"\n")
+    with pytest.raises(LoadError, match="line 2"):
+        read_trace(path)
+
+
+def test_texts_with_what_looks_like_the_end_of_a_line(l2: Path, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    text = "a\u2028b\u0085c\u2029d\x0ce\r\n"
+    with Engine(l2, "ngram", trace=path, **SMALL) as engine:
+        engine.generate(text, greedy(4))
+    assert read_trace(path).of("admitted")[0]["prompt_text"] == text
+
+
+def test_a_name_that_no_text_can_hold(l2: Path, tmp_path: Path) -> None:
+    path, model = tmp_path / "t.jsonl", tmp_path / os.fsdecode(b"m\xff")
+    model.symlink_to(l2)
+    with Engine(model, tokenizer=str(l2), trace=path, **SMALL) as engine:
+        engine.generate([3], greedy(4))
+    trace = read_trace(path)
+    assert trace.header["model"] == model.name
+    result = CliRunner().invoke(app, ["trace", str(path), "-o", str(tmp_path / "o.html")])
+    assert result.exit_code == 0, result.exception
+
+
+@pytest.mark.parametrize("count", [1, 2, 20])
 def test_a_last_line_cut_off_is_left_out(
-    tmp_path: Path, traced: tuple[Trace, list[Any], Path]
+    tmp_path: Path, traced: tuple[Trace, list[Any], Path], count: int
 ) -> None:
     trace, _, whole = traced
     path = tmp_path / "t.jsonl"
-    path.write_bytes(whole.read_bytes()[:-20])
+    path.write_bytes(whole.read_bytes() + '{"event": "finished", "text": "😀'.encode()[:-count])
     with pytest.warns(UserWarning, match="cut off"):
         cut = read_trace(path)
-    assert cut.events == trace.events[:-1]
+    assert cut.events == trace.events
     assert to_html(cut)
 
 

@@ -80,6 +80,13 @@ def _target(ctx: typer.Context, **instead: Any) -> Target:
     return Target(**{**given, **instead})
 
 
+def _threads(given: int | None) -> int:
+    """For processes of others."""
+    if given is not None and given < 1:
+        raise InvalidArgumentError(f"[threads] expected at least 1, got {given}")
+    return len(os.sched_getaffinity(0)) if given is None else given
+
+
 def _done(report: Report, json_file: Path | None, plot: Path | None) -> None:
     emit(report, json_file, plot)
     if report.failed is not None:
@@ -208,7 +215,7 @@ def load(
     ctx: typer.Context,
     model: Model = None,
     random: Random = None,
-    drafter: Annotated[str, typer.Option(help="As for run.")] = "ngram",
+    drafter: Annotated[str | None, typer.Option(help="As for run; ngram unless given.")] = None,
     policy: Policies = None,
     gamma: Gammas = None,
     concurrency: Annotated[
@@ -262,8 +269,12 @@ def load(
         raise InvalidArgumentError(f"[target_tpot_ms] expected above 0, got {target_tpot_ms}")
     if prompt_tokens is not None and prompt_tokens < 1:
         raise InvalidArgumentError(f"[prompt_tokens] expected at least 1, got {prompt_tokens}")
+    if prompt_tokens is not None and prompts is not None:
+        raise InvalidArgumentError("[prompt_tokens] expected no prompts beside it, got a file")
     if alpha is None:
-        how = parse_drafter(drafter)
+        how = parse_drafter("ngram" if drafter is None else drafter)
+    elif drafter is not None:
+        raise InvalidArgumentError(f"[alpha] expected no drafter beside it, got {drafter!r}")
     else:
         from ..drafters import Synthetic
 
@@ -327,6 +338,10 @@ def kernels(
             )
         if model is not None:
             raise InvalidArgumentError("[native] expected --random, got a model")
+        if cpu_isa != "auto":
+            raise InvalidArgumentError(
+                f"[cpu_isa] expected auto, which the native benchmark takes, got {cpu_isa!r}"
+            )
         report = run_native(
             program,
             shape=random or "smollm2-135m",
@@ -334,7 +349,7 @@ def kernels(
             rows=counts,
             context=context,
             repeats=repeats * passes,
-            threads=threads or len(os.sched_getaffinity(0)),
+            threads=_threads(threads),
         )
     else:
         with _target(ctx, max_model_len=context + 1024) as target:
@@ -434,7 +449,7 @@ def compare(
         peers=peers,
         dtypes=dtype or ["bfloat16"],
         tasks=only or list(TASKS),
-        threads=threads or len(os.sched_getaffinity(0)),
+        threads=_threads(threads),
         repeats=repeats,
         max_tokens=max_tokens,
         isa=cpu_isa,

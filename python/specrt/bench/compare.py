@@ -111,8 +111,11 @@ class Worker:
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": "the process ended"}
-        return answer
+        try:
+            answer = json.loads(line) if line else {"error": "the process ended"}
+        except ValueError:
+            answer = None
+        return answer if isinstance(answer, dict) else {"error": f"it says {line.strip()[:80]!r}"}
 
     def _last_words(self) -> str:
         self._log.seek(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -80,14 +81,19 @@ def measure(
     for level in levels:
         if level.concurrency is not None and level.concurrency < 1:
             raise InvalidArgumentError(f"[concurrency] expected at least 1, got {level}")
-        if level.rate is not None and not level.rate > 0:
+        if level.rate is not None and not 0 < level.rate < math.inf:
             raise InvalidArgumentError(f"[rate] expected requests a second, got {level.rate}")
     for name, value in (("repeats", repeats), ("max_tokens", max_tokens), ("requests", requests)):
         if value is not None and value < 1:
             raise InvalidArgumentError(f"[{name}] expected at least 1, got {value}")
+    names = [one.name for one in contenders]
+    for what, each in (("contenders", names), ("levels", [str(one) for one in levels])):
+        if twice := {one for one in each if each.count(one) > 1}:
+            raise InvalidArgumentError(
+                f"[{what}] expected each once, got {', '.join(sorted(twice))} twice"
+            )
     most = max_batch_size or max(one.concurrency or 32 for one in levels)
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    names = [one.name for one in contenders]
     found: dict[tuple[str, str], list[Repetition]] = {}
     with ExitStack() as stack:
         engines = {

@@ -75,6 +75,8 @@ def check_outputs(json_file: Path | None, plot: Path | None) -> None:
     for name, path in (("json", json_file), ("plot", plot)):
         if path is not None and not path.absolute().parent.is_dir():
             raise InvalidArgumentError(f"[{name}] expected an existing folder for {path}, got none")
+        if path is not None and path.is_dir():
+            raise InvalidArgumentError(f"[{name}] expected a file's name, got the folder {path}")
     if plot is not None:
         if plot.suffix not in (".png", ".html"):
             raise InvalidArgumentError(f"[plot] expected a name in .png or .html, got {plot}")

@@ -46,6 +46,9 @@ def measure(
             raise InvalidArgumentError(f"[{name}] expected at least 1, got {value}")
     if not gammas or any(one < 1 for one in gammas):
         raise InvalidArgumentError(f"[gamma] expected numbers of at least 1, got {list(gammas)}")
+    for name, given in (("gamma", gammas), ("alpha", alphas), ("drafter", drafters)):
+        if len(set(given)) < len(given):
+            raise InvalidArgumentError(f"[{name}] expected each once, got {list(given)}")
     if any(not 0 <= one <= 1 for one in alphas):
         raise InvalidArgumentError(f"[alpha] expected numbers in [0, 1], got {list(alphas)}")
     if bool(alphas) == bool(drafters):
@@ -124,6 +127,8 @@ def _cell(
             order = (engine, plain) if place % 2 == 0 else (plain, engine)
             outputs = {id(one): one.generate(prompt, seeded) for one in order}
             mine, base = outputs[id(engine)], outputs[id(plain)]
+            if mine.metrics.rounds == 0:
+                raise _no_room(max_tokens)
             if not mine.lossless:
                 same = None
             elif mine.token_ids != base.token_ids:
@@ -138,6 +143,8 @@ def _cell(
         metrics += ours
         ticks.step()
     totals = Totals.of(metrics)
+    if totals.acceptance_length == 0:
+        raise _no_room(max_tokens)
     return {
         "tokens_per_second": Spread.of(speeds).as_json(),
         "vs_plain": Spread.of(ratios).as_json(),
@@ -148,6 +155,13 @@ def _cell(
         "accepted": totals.accepted,
         "same_text": same,
     }
+
+
+def _no_room(max_tokens: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"[max_tokens] expected room for at least one whole round of each γ, got {max_tokens} (and "
+        "max_model_len may leave less)"
+    )
 
 
 def _grid(rows: list[dict[str, Any]], label: str, gammas: Sequence[int]) -> list[dict[str, Any]]:

@@ -132,7 +132,8 @@ class Target:
             self._given = model
             self.name = Path(model).name
             self.path = self._pack(model, folder, dtype)
-        with self.engine(PLAIN, max_batch_size=1) as engine:
+        # A file that was packed before has its own dtype: another one is refused here.
+        with self.engine(PLAIN, max_batch_size=1, dtype=dtype) as engine:
             self.dtype: str = engine.dtype
             self.cpu_isa: str = engine.cpu_isa
             self.threads: int = engine.threads
@@ -170,7 +171,12 @@ class Target:
         ]
 
     def random_prompts(self, count: int, tokens: int) -> list[list[int]]:
-        """Prompts of random tokens, always the same."""
+        """Prompts of random tokens, always the same. Raises InvalidArgumentError."""
+        limit = self.common["max_model_len"]
+        if not 0 < tokens < limit:
+            raise InvalidArgumentError(
+                f"[prompt_tokens] expected 1 to {limit - 1}, below max_model_len, got {tokens}"
+            )
         draw = np.random.default_rng(1)
         return [draw.integers(0, self.vocab_size, tokens).tolist() for _ in range(count)]
 

@@ -1,0 +1,356 @@
+"""What clumsy and hostile callers do to a running engine: nothing hangs, nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import Counting, greedy
+
+from specrt import (
+    CapacityError,
+    Engine,
+    InvalidArgumentError,
+    SamplingParams,
+    SpecrtError,
+    StructuredOutputs,
+    _core,
+)
+
+SMALL: dict[str, Any] = {
+    **{"max_model_len": 128, "max_batch_size": 4, "max_num_batched_tokens": 64, "threads": 1},
+    "check_invariants": True,
+}
+
+
+@pytest.fixture
+def engine(l2: Path) -> Iterator[Engine]:
+    with Engine(l2, "ngram", **SMALL) as engine:
+        free = engine._scheduler.open_decoder().free_kv_tokens
+        yield engine
+        end = time.monotonic() + 60
+        while not engine._scheduler.open_decoder().idle:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        assert engine._scheduler.open_decoder().free_kv_tokens == free
+
+
+# --- forks --------------------------------------------------------------------------------------
+
+
+def in_a_fork(what: Callable[[], bool], seconds: float = 20) -> None:
+    """Whether it comes to an end there, and is true."""
+    process = os.fork()
+    if process == 0:
+        fine = False
+        try:
+            fine = what()
+        finally:
+            os._exit(0 if fine else 1)
+    end = time.monotonic() + seconds
+    while True:
+        gone, status = os.waitpid(process, os.WNOHANG)
+        if gone:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return
+        if time.monotonic() > end:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            pytest.fail("the forked process hangs")
+        time.sleep(0.005)
+
+
+def refused(call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except InvalidArgumentError as error:
+        return "after forking" in str(error)
+    return False
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python's own, of forks beside threads
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_fork_is_refused_at_once(l2: Path, in_background: bool) -> None:
+    with Engine(l2, "ngram", **{**SMALL, "threads": 2}) as engine:
+        expected = engine.generate([1, 2], greedy(60)).token_ids
+        handle = engine.submit([1, 2], greedy(60)) if in_background else None
+
+        async def wait(one: Any) -> None:
+            await one
+
+        def child() -> bool:
+            fine = refused(lambda: engine.generate([1, 2], greedy(4)))
+            fine &= refused(lambda: engine.submit([1, 2]))
+            fine &= refused(lambda: next(engine.stream([1, 2])))
+            fine &= refused(engine.metrics)
+            if handle is not None and not handle.done:
+                fine &= refused(handle.result)
+                fine &= refused(lambda: next(handle))
+                fine &= refused(lambda: asyncio.run(wait(handle)))
+                handle.cancel()
+            engine.close()  # its parent's: nothing is to be done
+            return fine
+
+        with engine._scheduler.between_rounds():  # whoever holds the lock is not there either
+            in_a_fork(child)
+        in_a_fork(child)
+        if handle is not None:
+            assert handle.result(60).token_ids == expected
+        assert engine.generate([1, 2], greedy(60)).token_ids == expected
+
+
+# --- what the system refuses --------------------------------------------------------------------
+
+
+def test_no_thread_to_run_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(CapacityError, match="thread"):
+            engine.submit([1, 2], greedy(8))
+    expected = engine.generate([1, 2], greedy(8)).token_ids
+    assert engine.submit([1, 2], greedy(8)).result(60).token_ids == expected
+
+
+# --- exceptions at bad moments ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_while_results_are_told(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Of two requests that finish in one round the first meets it; the other has its output, and
+    nobody waits for ever."""
+    from specrt.request import Request
+
+    expected = engine.generate([3, 4], greedy(1)).token_ids
+    feed = Request.feed
+    outputs: list[Any] = []
+
+    def interrupted(self: Request, *rest: Any) -> int:
+        if self.prompt == [1, 2]:
+            raise error
+        return feed(self, *rest)
+
+    def other() -> None:
+        outputs.append(engine.generate([3, 4], greedy(1)))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Request, "feed", interrupted)
+        with engine._scheduler.lock:  # so that both are in one round
+            thread = threading.Thread(target=other)
+            thread.start()
+            while engine._scheduler.load[0] < 1:
+                time.sleep(0.001)
+            with pytest.raises(error):
+                engine.generate([1, 2], greedy(1))
+    thread.join(60)
+    assert not thread.is_alive()
+    assert outputs[0].token_ids == expected
+    assert engine.generate([3, 4], greedy(1)).token_ids == expected
+
+
+def test_leaving_between_a_round_and_its_results(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core has ended the request already when it is withdrawn."""
+    scheduler = engine._scheduler
+    deliver = scheduler._deliver_results
+
+    def interrupted(decoder: _core.Decoder) -> None:
+        monkeypatch.setattr(scheduler, "_deliver_results", deliver)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scheduler, "_deliver_results", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([1, 2], greedy(1))
+    assert not scheduler._left
+    assert engine.generate([1, 2], greedy(3)).token_ids
+
+
+def test_a_request_that_cannot_be_let_in_harms_nobody(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = engine._scheduler._add
+
+    def failing(decoder: _core.Decoder, request: Any) -> int:
+        if request.prompt == [1, 2]:
+            raise RuntimeError("out of something")
+        return add(decoder, request)
+
+    expected = engine.generate([3, 4], greedy(8)).token_ids
+    monkeypatch.setattr(engine._scheduler, "_add", failing)
+    for background in (False, True):
+        if background:
+            handles = [engine.submit(one, greedy(8)) for one in ([1, 2], [3, 4])]
+            with pytest.raises(SpecrtError, match="out of something"):
+                handles[0].result(60)
+            assert handles[1].result(60).token_ids == expected
+            continue
+        with pytest.raises(SpecrtError, match="out of something") as caught:
+            engine.generate([[1, 2], [3, 4]], greedy(8))
+        assert caught.value.outputs[0] is None  # type: ignore[attr-defined]
+        assert caught.value.outputs[1].token_ids == expected  # type: ignore[attr-defined]
+
+
+def test_a_tokenizer_that_fails_while_a_request_is_withdrawn(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specrt.text.detokenizer import Detokenizer
+
+    def flush(self: Any) -> str:
+        raise ValueError("no such byte")
+
+    handle = engine.submit([1, 2], greedy(100))
+    next(handle)
+    with monkeypatch.context() as patched:
+        patched.setattr(Detokenizer, "flush", flush)
+        handle.cancel()
+        with pytest.raises(SpecrtError, match="no such byte"):
+            handle.result(60)
+    assert engine.generate([1, 2], greedy(3)).token_ids
+
+
+# --- the rest -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["finished", "queued"])
+def test_the_collector_ends_a_stream_while_another_request_is_told_of(
+    l2: Path, tmp_path: Path, moment: str
+) -> None:
+    """At that moment the thread holds the locks that the end of the stream needs, too."""
+
+    class Cycle:
+        pass
+
+    class Collecting(dict[Any, Any]):
+        def __setitem__(self, key: Any, value: Any) -> None:
+            super().__setitem__(key, value)
+            gc.collect()
+
+    done: list[bool] = []
+
+    def work() -> None:
+        with Engine(l2, trace=tmp_path / "t.jsonl", **SMALL) as engine:
+            garbage = Cycle()
+            garbage.me, garbage.stream = garbage, engine.stream([5, 6], greedy(90))  # type: ignore[attr-defined]
+            next(garbage.stream)  # type: ignore[attr-defined]
+            handle = engine.submit([1, 2], greedy(90))
+            next(handle)
+            with engine._scheduler.lock:  # no round comes in between
+                if moment == "finished":
+                    engine._metrics._finished = Collecting({"abort": 0})  # type: ignore[assignment]
+                else:
+                    assert engine._trace is not None
+                    engine._trace._numbers = Collecting(engine._trace._numbers)
+                del garbage
+                left = engine._scheduler._left
+                extra = engine.submit([3], greedy(1)) if moment == "queued" else None
+                handle.cancel()
+                assert len(left) >= 1
+            handle.result(60)
+            assert extra is None or len(extra.result(60).token_ids) == 1
+            end = time.monotonic() + 60
+            while not engine._scheduler.open_decoder().idle:
+                assert time.monotonic() < end
+                time.sleep(0.001)
+            assert engine.metrics().requests_finished["abort"] == 2
+        done.append(True)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(90)
+    assert done
+
+
+def test_a_grammar_that_takes_long_holds_up_nobody_else(
+    l2_eos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specrt.structured import Grammar
+
+    compile_ = Grammar.compile
+    compiling, go_on = threading.Event(), threading.Event()
+
+    def slow(self: Any, *rest: Any) -> Any:
+        compiling.set()
+        assert go_on.wait(60)
+        return compile_(self, *rest)
+
+    monkeypatch.setattr(Grammar, "compile", slow)
+    outputs: list[Any] = []
+    params = greedy(6, structured_outputs=StructuredOutputs(regex="[a-z]*"))
+    with Engine(l2_eos, **SMALL) as engine:
+        thread = threading.Thread(target=lambda: outputs.append(engine.generate("x", params)))
+        thread.start()
+        try:
+            assert compiling.wait(60)
+            assert engine.submit([1, 2], greedy(4)).result(60).token_ids
+        finally:
+            go_on.set()
+            thread.join(60)
+    assert outputs[0].token_ids
+
+
+@pytest.mark.parametrize("priority", [-(10**30), 10**30])
+def test_priorities_of_any_size(engine: Engine, priority: int) -> None:
+    handle = engine.submit([1, 2], greedy(4), priority=priority)
+    assert len(handle.result(60).token_ids) == 4
+
+
+def test_cancelling_from_many_threads(l2: Path) -> None:
+    """Whatever the moment: every handle ends, with its own output or what there was of it."""
+    params = SamplingParams(max_tokens=40, temperature=1.0, seed=3)
+    with Engine(l2, Counting(vocab=264), **SMALL) as engine:
+        expected = engine.generate([5, 6], params).token_ids
+        wrong: list[Any] = []
+
+        def client(number: int) -> None:
+            for turn in range(6):
+                handle = engine.submit([5, 6], params, priority=turn % 3)
+                time.sleep(0.0007 * ((number * 7 + turn * 3) % 11))
+                if number % 2:
+                    threading.Thread(target=handle.cancel).start()
+                handle.cancel()
+                got = handle.result(60).token_ids
+                if got != expected[: len(got)]:
+                    wrong.append(got)
+
+        threads = [threading.Thread(target=client, args=(one,)) for one in range(6)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(120)
+            assert not one.is_alive()
+        assert not wrong
+        assert engine.metrics().requests_running == 0
+        assert engine.metrics().requests_waiting == 0
+
+
+def test_one_handle_in_several_event_loops(engine: Engine) -> None:
+    expected = engine.generate([1, 2], greedy(60)).token_ids
+    handle = engine.submit([1, 2], greedy(60))
+    seen: list[int] = []
+    outputs: list[list[int]] = []
+
+    async def read() -> None:
+        async for one in handle:
+            seen.extend(one.token_ids)
+        outputs.append((await handle).token_ids)
+
+    threads = [threading.Thread(target=lambda: asyncio.run(read())) for _ in range(3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    assert outputs == [expected] * 3
+    assert sorted(seen) == sorted(expected)  # each increment once, to one of them

@@ -403,15 +403,15 @@ MUTANTS = [
     Mutant(
         "module_keeps_a_stale_state",
         "src/decode/head_modules.cpp",
-        "std::copy(from, from + hidden_, ",
-        "if (k > 0) std::copy(from, from + hidden_, ",
+        "runner.copy_state(outputs.row(",
+        "if (k > 0) runner.copy_state(outputs.row(",
         "head_drafter_catches_up",
     ),
     Mutant(
         "modules_after_the_first_not_chained",
         "src/decode/head_modules.cpp",
-        "    last = &runner;\n",
-        "",
+        "outputs = outputs_[k % 2];",
+        "outputs = outputs_[0];",
         "head_modules",
     ),
     Mutant(

@@ -296,9 +296,10 @@ def resolve_device(device: Any) -> str:
     Raises UnsupportedError with what stands in the way of a GPU. "auto" is the CPU: nothing of the
     CUDA side has been proved on hardware.
     """
-    if device in ("auto", "cpu"):
+    name = device if isinstance(device, str) else ""
+    if name in ("auto", "cpu"):
         return "cpu"
-    named = re.fullmatch(r"cuda(?::(\d{1,4}))?", device) if isinstance(device, str) else None
+    named = re.fullmatch(r"cuda(?::([0-9]{1,4}))?", name)
     if named is None:
         raise InvalidArgumentError(
             f"[device] expected 'auto', 'cpu', 'cuda' or 'cuda:N', got {device!r}"

@@ -225,6 +225,10 @@ class Engine:
                 enable_prefix_caching=enable_prefix_caching,
                 features=part.features if part is not None else Features(),
             )
+            if draft_tokens > 0 and max_num_batched_tokens < 2:
+                raise InvalidArgumentError(
+                    "[max_num_batched_tokens] expected at least 2 where a drafter is to draft, got 1"
+                )
             if verification != "coupled" and spec is not None:
                 check_full_drafts(sizes, draft_tokens, verification)
             fixed = part.fixed if part is not None else None

@@ -227,7 +227,7 @@ class Engine:
             )
             if draft_tokens > 0 and max_num_batched_tokens < 2:
                 raise InvalidArgumentError(
-                    "[max_num_batched_tokens] expected at least 2 where a drafter is to draft, got 1"
+                    "[max_num_batched_tokens] expected at least 2 with a drafter, got 1"
                 )
             if verification != "coupled" and spec is not None:
                 check_full_drafts(sizes, draft_tokens, verification)

@@ -230,6 +230,10 @@ class Engine:
                 features=part.features if part is not None else Features(),
                 device=on,
             )
+            if draft_tokens > 0 and max_num_batched_tokens < 2:
+                raise InvalidArgumentError(
+                    "[max_num_batched_tokens] expected at least 2 with a drafter, got 1"
+                )
             if verification != "coupled" and spec is not None:
                 check_full_drafts(sizes, draft_tokens, verification)
             fixed = part.fixed if part is not None else None

@@ -560,6 +560,16 @@ def test_bad_settings_are_refused_by_name(
         Engine(l2, **{**SMALL, name: value})
 
 
+def test_a_pass_without_room_for_any_draft_is_refused(l2: Path) -> None:
+    one = {**SMALL, "max_batch_size": 1, "max_num_batched_tokens": 1}
+    with pytest.raises(InvalidArgumentError, match=r"\[max_num_batched_tokens\]"):
+        Engine(l2, "ngram", **one)
+    with Engine(l2, **one) as plain, Engine(l2, "ngram", num_speculative_tokens=0, **one) as off:
+        assert (
+            plain.generate([1, 2], greedy(4)).token_ids == off.generate([1, 2], greedy(4)).token_ids
+        )
+
+
 def test_settings_tell_what_runs(l2: Path) -> None:
     with Engine(l2, **{**SMALL, "threads": 2}) as engine:
         assert engine.threads == 2

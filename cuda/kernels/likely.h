@@ -73,7 +73,7 @@ struct LikelyInChunk {
     const std::int64_t at = block.y() * args.chunks + block.x();
     float held[kHeld];
     bool bad = false;
-#pragma unroll
+    SPECRT_UNROLL
     for (int i = 0; i < kHeld; ++i) {
       const std::int64_t id = begin + i * kThreads + block.thread();
       held[i] = id < args.vocab ? logits[id] : -infinity();
@@ -86,7 +86,7 @@ struct LikelyInChunk {
     LikelyShare share;
     for (std::int32_t n = 0; n < args.count; ++n) {
       LikelyToken best = no_token();
-#pragma unroll
+      SPECRT_UNROLL
       for (int i = 0; i < kHeld; ++i) {
         const LikelyToken one{static_cast<std::int32_t>(begin + i * kThreads + block.thread()),
                               held[i]};
@@ -98,7 +98,7 @@ struct LikelyInChunk {
     }
     float sum = 0.0f;
     if (share.top > -infinity()) {
-#pragma unroll
+      SPECRT_UNROLL
       for (int i = 0; i < kHeld; ++i) sum = sum + exponential(held[i] - share.top);
     }
     share.sum = simt::block_sum<kThreads>(block, sum, shared.sums);

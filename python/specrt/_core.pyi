@@ -12,6 +12,7 @@ __all__: list[str] = [
     "CoreDrafter",
     "CoreSamplingParams",
     "CostModel",
+    "CudaCounts",
     "CudaDevice",
     "Decoder",
     "DraftTree",
@@ -32,7 +33,9 @@ __all__: list[str] = [
     "available_cpu_isas",
     "cpu_isa",
     "cuda_built",
+    "cuda_counts",
     "cuda_devices",
+    "cuda_free_memory",
     "default_thread_count",
     "head_kv_cache_bytes_for",
     "head_memory_of",
@@ -101,6 +104,32 @@ class CudaDevice:
 
     @property
     def name(self) -> str: ...
+
+
+class CudaCounts:
+    """
+    What this process has asked of GPUs.
+    """
+
+    @property
+    def allocations(self) -> int:
+        """
+        Of device and of pinned memory.
+        """
+
+    @property
+    def copies_to_host(self) -> int: ...
+    @property
+    def launches(self) -> int:
+        """
+        Of kernels and of graphs.
+        """
+
+    @property
+    def waits(self) -> int:
+        """
+        Of the host for a GPU.
+        """
 
 
 class MemoryUse:
@@ -869,6 +898,12 @@ def cpu_isa() -> str:
 def cuda_built() -> bool:
     """
     Whether this build has CUDA kernels (SPECRT_CUDA).
+    """
+
+
+def cuda_counts() -> CudaCounts:
+    """
+    What this process has asked of GPUs since it began; zeros where specrt was built without CUDA.
     """
 
 

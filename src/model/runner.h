@@ -150,7 +150,9 @@ class Runner {
   /// The `count` most likely of up to kLogitRows rows, [rows, count], as top() orders them,
   /// log-probabilities for logits; tokens of -1 where a row's logits are not finite.
   std::span<const Candidate> likely(std::span<const std::int64_t> rows, std::int64_t count);
-  /// The logits of these rows, [rows, vocab_size]; brings them from a GPU.
+  /// The same of the first `rows` that logits() gave last, on the CPU.
+  std::span<const Candidate> rank(std::int64_t rows, std::int64_t count);
+  /// The logits of likely()'s rows, [rows, vocab_size]; brings them from a GPU.
   std::span<const float> likely_logits();
 
   /// The sequence's next `count` rows of this pass are committed (their K/V are in place). Where

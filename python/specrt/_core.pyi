@@ -33,6 +33,7 @@ __all__: list[str] = [
     "cpu_isa",
     "cuda_built",
     "cuda_devices",
+    "cuda_free_memory",
     "default_thread_count",
     "head_kv_cache_bytes_for",
     "head_memory_of",

@@ -309,6 +309,35 @@ TEST(cuda_modules_draft_as_on_the_cpu) {
 
 namespace {
 
+/// Drafts nothing and keeps all that it hears, on the host.
+class Listener final : public specrt::Drafter {
+ public:
+  Listener() : features_(every_feature()) {}
+  const std::string& name() const override { return name_; }
+  const TargetFeatures& features() const override { return features_; }
+  void admit(specrt::SequenceId, std::span<const TokenId>, std::int64_t) override {}
+  void propose(std::span<const specrt::DraftRequest>, std::span<DraftTree>) override {}
+  void observe(specrt::SequenceId, std::span<const TokenId>) override {}
+  void observe_features(std::span<const specrt::ObservedFeatures> batch) override {
+    for (const specrt::ObservedFeatures& one : batch) {
+      States& states = heard[one.id];
+      CHECK_EQ(one.first, std::ssize(states));
+      for (std::int64_t i = 0; i < one.rows.size(); ++i) {
+        states.emplace_back(static_cast<std::size_t>(one.rows.width()));
+        one.rows.copy(i, states.back().data());
+      }
+    }
+  }
+  void release(specrt::SequenceId) override {}
+  specrt::MemoryUse memory() const override { return {}; }
+
+  std::map<specrt::SequenceId, States> heard;
+
+ private:
+  std::string name_ = "listener";
+  TargetFeatures features_;
+};
+
 // Drafts what a counter says next out of the target's state alone: fc turns each token's state into
 // that of the one behind it.
 Model counting_head(const Model& target) {
@@ -387,6 +416,29 @@ std::int64_t check_same_bytes(const Model& target, const std::vector<Model>& mod
 }
 
 }  // namespace
+
+// Recorders hear on the host what a pass over the whole text has, of batches in chunks.
+TEST(cuda_features_reach_who_records_them) {
+  emulated::reset();
+  const tiny::Spec spec = tiny::small_spec(Precision::bf16, 50);
+  const Model model = tiny::random_model(spec);
+  std::vector<Request> requests = requests_for(spec.vocab);
+  requests.resize(2);
+  const auto listener = std::make_shared<Listener>();
+  for (Request& request : requests) request.drafter = listener;
+  DecoderOptions options = decoder_options(model, 2, every_feature());
+  options.enable_prefix_caching = false;
+  Decoder decoder(model, options);
+  const std::vector<Output> outputs = tiny::run(decoder, requests, tiny::restless(8, 0));
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    Tokens text = tiny::joined(requests[i].prompt, outputs[i].tokens);
+    text.pop_back();  // which was not run
+    const States want = states_at_once(model, "cuda", text);
+    const States& got = listener->heard.at(outputs[i].id);
+    CHECK_EQ(got.size(), want.size());
+    for (std::size_t r = 0; r < got.size(); ++r) CHECK(same(got[r], want[r]));
+  }
+}
 
 // Greedy chains and trees: a head that knows is believed to the last token, as on the CPU.
 TEST(cuda_heads_are_accepted_as_on_the_cpu) {

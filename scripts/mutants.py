@@ -403,15 +403,15 @@ MUTANTS = [
     Mutant(
         "module_keeps_a_stale_state",
         "src/decode/head_modules.cpp",
-        "std::copy(from, from + hidden_, ",
-        "if (k > 0) std::copy(from, from + hidden_, ",
+        "if (before_[p].count > 0) {",
+        "if (k > 0 && before_[p].count > 0) {",
         "head_drafter_catches_up",
     ),
     Mutant(
         "modules_after_the_first_not_chained",
         "src/decode/head_modules.cpp",
-        "    last = &runner;\n",
-        "",
+        "outputs = outputs_[k % 2];",
+        "outputs = outputs_[0];",
         "head_modules",
     ),
     Mutant(

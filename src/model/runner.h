@@ -119,6 +119,8 @@ class Runner {
   HeldRows hold(std::int64_t rows, std::int64_t width) const {
     return {rows, width, cuda_ != nullptr};
   }
+  /// Throws InvalidArgument where a head on a device could not copy these.
+  void check_features(const FeatureRows& from) const;
   /// Copies token i's features, one behind the other. They may be on their way until
   /// settle_states(), which is due before the target's next pass.
   void copy_features(const FeatureRows& from, std::int64_t i, float* to);

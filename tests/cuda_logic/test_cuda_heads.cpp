@@ -448,24 +448,34 @@ TEST(cuda_heads_are_accepted_as_on_the_cpu) {
   for (std::size_t i = 0; i < kVocab; ++i) logits[i][(i + 1) % kVocab] = 40.0f;
   const Model target = tiny::bigram_model(logits, 128, Precision::bf16);
   const Model head = counting_head(target);
-  for (const std::int64_t top_k : {1, 2}) {
+  const auto run = [&](std::int64_t top_k, const char* of_head, const char* of_target) {
     DraftHeadOptions own = tiny::head_options(HeadKind::fused, top_k, 4);
-    own.device = "cuda";
+    own.device = of_head;
     own.max_batch_size = 2;
     own.max_rows = 16;
     Request request;
     request.prompt = {3, 4, 5};
     request.params.max_tokens = 16;
     request.drafter = specrt::make_head_drafter(head, target, own);
-    Decoder decoder(target, decoder_options(target, 2, own.features));
-    const Output out = tiny::run(decoder, {request}, tiny::fixed(top_k == 1 ? 4 : 7))[0];
+    DecoderOptions options = decoder_options(target, 2, own.features);
+    options.device = of_target;
+    Decoder decoder(target, options);
+    return tiny::run(decoder, {request}, tiny::fixed(top_k == 1 ? 4 : 7))[0];
+  };
+  const auto check = [&](const Output& out) {
     for (std::size_t i = 0; i < out.tokens.size(); ++i) {
       CHECK_EQ(out.tokens[i], static_cast<TokenId>((6 + i) % kVocab));
     }
     CHECK_EQ(out.counters.first_rejections, 0);
     CHECK(out.counters.accepted >= 12);
-    if (tiny::kThinned) break;
-  }
+  };
+  check(run(1, "cuda", "cuda"));
+  check(run(2, "cuda", "cuda"));
+  // A head on the host reads what comes from the device; not the other way.
+  check(run(1, "cpu", "cuda"));
+  const Output refused = run(1, "cuda", "cpu");
+  CHECK(refused.finish == specrt::Finish::error);
+  CHECK(refused.error.find("own device") != std::string::npos);
 }
 
 TEST(cuda_heads_give_the_bytes_of_plain_decoding) {

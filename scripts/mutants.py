@@ -403,8 +403,8 @@ MUTANTS = [
     Mutant(
         "module_keeps_a_stale_state",
         "src/decode/head_modules.cpp",
-        "runner.copy_state(outputs.row(",
-        "if (k > 0) runner.copy_state(outputs.row(",
+        "if (before_[p].count > 0) {",
+        "if (k > 0 && before_[p].count > 0) {",
         "head_drafter_catches_up",
     ),
     Mutant(

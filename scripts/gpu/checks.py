@@ -368,14 +368,16 @@ def heads_draft(at: Setup) -> str:
     head.tensors["fc.weight"] = torch.cat([torch.zeros(size, size), torch.eye(size).roll(1, 0)], -1)
     path = write(at.folder / "head16", head.config(), head.stored())
     for params in (greedy(13), SamplingParams(max_tokens=13, temperature=0.7, seed=1)):
-        (output,) = at.run(target, Eagle(path, num_speculative_tokens=3), [[3, 4, 5]], params)
+        (output,) = at.run(
+            target, Eagle(path, dtype="bfloat16", num_speculative_tokens=3), [[3, 4, 5]], params
+        )
         assert output.token_ids == [(6 + i) % size for i in range(13)]
         assert accepted([output]) == (9, 9)
     third = Head("eagle3", seed=8)
     path = write(at.folder / "head3", third.config(), third.stored())
     target = at.model("layers6", layers=6, seed=9, lm_head_scale=4.0)
     plain = at.run(target, None, prompts_of(20, 4), greedy(40, logprobs=1))
-    spec = Eagle3(path, num_speculative_tokens=2, aux_layer_ids=(1, 3, 4))
+    spec = Eagle3(path, dtype="bfloat16", num_speculative_tokens=2, aux_layer_ids=(1, 3, 4))
     outputs = at.run(target, spec, prompts_of(20, 4), greedy(40, logprobs=1))
     assert_same(outputs, plain, "EAGLE-3")
     drafted, good = accepted(outputs)
@@ -403,7 +405,7 @@ def medusa_drafts(at: Setup) -> str:
         # The state is the last token's one-hot; head i says what comes i + 2 behind it.
         tensors[f"{i}.1.weight"] = np.roll(np.eye(size, dtype=np.float32), i + 2, 0).copy()
     save_file(tensors, folder / "medusa_lm_head.safetensors")
-    drafter = Medusa(folder, tree="chain")
+    drafter = Medusa(model=folder, dtype="bfloat16", tree="chain")
     both = [greedy(13), SamplingParams(max_tokens=13, temperature=0.3, seed=1)]
     for params in (both[:1], both):
         outputs = at.run(target, drafter, [[3, 4, 5]] * len(params), params)

@@ -98,6 +98,7 @@ void HeadDrafter::observe_features(std::span<const ObservedFeatures> batch) {
   for (const ObservedFeatures& one : batch) {
     State& state = states_.at(one.id);
     if (!state.has_room) continue;
+    runner_.check_features(one.rows);
     keys_.append(one.tokens, state.keys);
     later_.learn(one.id, one.tokens);
     for (std::int64_t i = std::max<std::int64_t>(0, state.known - one.first);

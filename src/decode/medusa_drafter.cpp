@@ -40,7 +40,8 @@ class MedusaDrafter final : public Drafter {
         chooser_(runner_.kernels(), heads.config().vocab_size),
         ranker_(runner_.kernels(), heads.config().vocab_size),
         hidden_(runner_.hold(max_batch_size_)),
-        device_(options.device) {
+        use_(memory_of_medusa(heads.config(), heads.precision(), options.max_batch_size,
+                              options.device)) {
     features_.normed = true;
     features_.last_only = true;
     if (!heads.config().token_map.empty()) {
@@ -89,10 +90,7 @@ class MedusaDrafter final : public Drafter {
     runner_.settle_states();
   }
 
-  MemoryUse memory() const override {
-    return memory_of_medusa(heads_.config(), heads_.precision(), static_cast<int>(max_batch_size_),
-                            device_);
-  }
+  MemoryUse memory() const override { return use_; }
 
   /// All heads run at once; a level's share of them.
   double step_cost(std::int64_t target_bytes) const override {
@@ -241,7 +239,7 @@ class MedusaDrafter final : public Drafter {
   Ranker ranker_;
   TargetFeatures features_;
   HeldRows hidden_;  // [max_batch_size, hidden]
-  std::string device_;
+  const MemoryUse use_;
   std::vector<std::int64_t> free_;
   std::unordered_map<SequenceId, State> states_;
   std::vector<float> by_target_;

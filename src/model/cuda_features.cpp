@@ -12,6 +12,8 @@ namespace {
 
 constexpr cuda::Type kType = cuda::Type::bf16;
 
+static_assert(CudaRunner::kMostLikely == Runner::kMaxCandidates);
+
 }  // namespace
 
 void CudaRunner::keep_features(std::int64_t layer) {

@@ -64,7 +64,7 @@ class CudaRunner final : public DeviceFeatures {
   const float* on_host(const float* device) override;
   /// Copies that are made before the next pass, or when they are flushed.
   StateCopies& copies() { return copies_; }
-  /// The pass of a draft head; draft_head.h says what is what.
+  /// Runner::forward_head.
   void forward_head(const PassRows& pass, const KvCache& cache, bool recycled);
   /// Runner::likely; waits. likely_logits() brings the same rows' logits, and waits too.
   void likely(std::span<const std::int64_t> rows, std::int64_t count,
@@ -117,7 +117,7 @@ class CudaRunner final : public DeviceFeatures {
   void fuse();
   void combine(bool recycled);
   void keep_outputs();
-  /// Device memory with the numbers of these rows; fewer than kMostMoves in a row cost no copy.
+  /// Where these numbers of rows are on the device; those that follow each other are there already.
   const std::int32_t* send_rows(std::span<const std::int64_t> rows);
   std::span<const float> bring_logits(std::int64_t count);
   void layer(std::int64_t index);

@@ -161,6 +161,10 @@ void Runner::forward_head(std::span<const float* const> hidden, std::span<float*
   }
 }
 
+void Runner::check_features(const FeatureRows& from) const {
+  if (cuda_ != nullptr) cuda_->copies().check(from);
+}
+
 void Runner::copy_features(const FeatureRows& from, std::int64_t i, float* to) {
   if (cuda_ != nullptr) {
     cuda_->copies().add_features(from, i, to, cuda_->stream());

@@ -185,6 +185,11 @@ std::span<const Runner::Candidate> Runner::likely(std::span<const std::int64_t> 
     return {candidates_.data(), found.size()};
   }
   (void)logits(wanted);
+  return rank(rows, count);
+}
+
+std::span<const Runner::Candidate> Runner::rank(std::int64_t rows, std::int64_t count) {
+  const std::int64_t vocab = model_.config().vocab_size;
   const float infinity = std::numeric_limits<float>::infinity();
   pool_->parallel(rows, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {

@@ -271,6 +271,7 @@ std::int64_t MedusaRunner::workspace_bytes(const MedusaConfig& c, std::int64_t m
 
 void MedusaRunner::copy_features(const FeatureRows& from, std::int64_t i, float* to) {
   if (cuda_ != nullptr) {
+    cuda_->copies().check(from);
     cuda_->copies().add_features(from, i, to, cuda_->stream());
   } else {
     from.copy(i, to);

@@ -119,6 +119,8 @@ class Runner {
   HeldRows hold(std::int64_t rows, std::int64_t width) const {
     return {rows, width, cuda_ != nullptr};
   }
+  /// Throws InvalidArgument where a head on a device could not copy these.
+  void check_features(const FeatureRows& from) const;
   /// Copies token i's features, one behind the other. They may be on their way until
   /// settle_states(), which is due before the target's next pass.
   void copy_features(const FeatureRows& from, std::int64_t i, float* to);
@@ -150,7 +152,9 @@ class Runner {
   /// The `count` most likely of up to kLogitRows rows, [rows, count], as top() orders them,
   /// log-probabilities for logits; tokens of -1 where a row's logits are not finite.
   std::span<const Candidate> likely(std::span<const std::int64_t> rows, std::int64_t count);
-  /// The logits of these rows, [rows, vocab_size]; brings them from a GPU.
+  /// The same of the first `rows` that logits() gave last, on the CPU.
+  std::span<const Candidate> rank(std::int64_t rows, std::int64_t count);
+  /// The logits of likely()'s rows, [rows, vocab_size]; brings them from a GPU.
   std::span<const float> likely_logits();
 
   /// The sequence's next `count` rows of this pass are committed (their K/V are in place). Where

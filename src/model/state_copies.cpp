@@ -25,12 +25,15 @@ void StateCopies::add(const float* from, float* to, std::int64_t width, cuda::St
   owner_ = owner;
 }
 
+void StateCopies::check(const FeatureRows& from) const {
+  auto* const owner = static_cast<CudaRunner*>(from.device());
+  if (owner != nullptr && owner->device() == device_) return;
+  throw InvalidArgument("[drafter] expected a target on the drafter's own device, got another");
+}
+
 void StateCopies::add_features(const FeatureRows& from, std::int64_t i, float* to,
                                cuda::Stream stream) {
   auto* const owner = static_cast<CudaRunner*>(from.device());
-  if (owner == nullptr || owner->device() != device_) {
-    throw InvalidArgument("[drafter] expected a target on the drafter's own device, got another");
-  }
   const std::int64_t hidden = owner->config().hidden_size;
   for (std::int64_t p = 0; p * hidden < from.width(); ++p) {
     add(from.address(i, p), to + p * hidden, hidden, stream, owner);

@@ -21,7 +21,9 @@ class StateCopies {
   /// They go out with flush(), or before where more of them come than there is room for.
   void add(const float* from, float* to, std::int64_t width, cuda::Stream stream,
            CudaRunner* owner = nullptr);
-  /// Token i's features, one behind the other. Throws InvalidArgument where they are elsewhere.
+  /// Throws InvalidArgument where features are in the host's memory, or another device's.
+  void check(const FeatureRows& from) const;
+  /// Token i's features, which were checked, one behind the other.
   void add_features(const FeatureRows& from, std::int64_t i, float* to, cuda::Stream stream);
   void flush(cuda::Stream stream);
 

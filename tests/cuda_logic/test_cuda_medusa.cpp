@@ -9,11 +9,9 @@
 #include "../native/tiny_model.h"
 #include "cpu/dispatch.h"
 #include "emulated/emulated.h"
-#include "kernels/add_silu.h"
 #include "model/runner.h"
 #include "specrt/error.h"
 #include "specrt/medusa.h"
-#include "support.h"
 
 namespace {
 
@@ -122,21 +120,6 @@ std::vector<Tokens> drafts_of(const char* device, const MedusaHeads& heads, cons
 }
 
 }  // namespace
-
-TEST(cuda_add_silu) {
-  using namespace cuda_test;
-  constexpr std::int64_t kRows = 2, kWidth = 300, kStride = 320;
-  const Floats before = random_floats(kRows * kWidth, 1), block = random_floats(kRows * kWidth, 2);
-  Floats x = before;
-  std::vector<Bf16> rounded(kRows * kStride);
-  specrt::cuda::AddSiluArgs args{x.data(), block.data(), rounded.data(), kStride, kWidth};
-  run_grid<specrt::cuda::AddSilu<Bf16>>({2, kRows}, args);
-  for (std::int64_t i = 0; i < kRows * kWidth; ++i) {
-    const double want = before[i] + block[i] / (1.0 + std::exp(-double{block[i]}));
-    CHECK_NEAR(x[i], want, tolerance<float>(want, 8));
-    CHECK_EQ(rounded[i / kWidth * kStride + i % kWidth].bits, from_float<Bf16>(x[i]).bits);
-  }
-}
 
 TEST(cuda_medusa_drafts_as_on_the_cpu) {
   for (const Precision precision : {Precision::bf16, Precision::int4}) {

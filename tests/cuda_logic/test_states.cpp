@@ -1,9 +1,10 @@
-// What hidden states go through on their way to a draft head, and what comes back of its logits,
-// against their definitions.
+// What hidden states go through on their way to draft heads and inside Medusa's, and what comes
+// back of their logits, against their definitions.
 
 #include <cmath>
 #include <limits>
 
+#include "kernels/add_silu.h"
 #include "kernels/likely.h"
 #include "kernels/states.h"
 #include "support.h"
@@ -78,6 +79,20 @@ TEST(cuda_states_at_the_first_position_may_count_as_zeros) {
   for (std::int64_t i = 0; i < kWidth; ++i) {
     CHECK_EQ(kept[i], 0.0f);
     CHECK_EQ(kept[kWidth + i], x[kWidth + i]);
+  }
+}
+
+TEST(cuda_add_silu) {
+  constexpr std::int64_t kRows = 2, kWidth = 300, kStride = 320;
+  const Floats before = random_floats(kRows * kWidth, 1), block = random_floats(kRows * kWidth, 2);
+  Floats x = before;
+  std::vector<Bf16> rounded(kRows * kStride);
+  AddSiluArgs args{x.data(), block.data(), rounded.data(), kStride, kWidth};
+  run_grid<AddSilu<Bf16>>({2, kRows}, args);
+  for (std::int64_t i = 0; i < kRows * kWidth; ++i) {
+    const double want = before[i] + block[i] / (1.0 + std::exp(-double{block[i]}));
+    CHECK_NEAR(x[i], want, tolerance<float>(want, 8));
+    CHECK_EQ(rounded[i / kWidth * kStride + i % kWidth].bits, from_float<Bf16>(x[i]).bits);
   }
 }
 

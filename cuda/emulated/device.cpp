@@ -302,7 +302,7 @@ void Event::wait() {
   const std::lock_guard lock(mutex);
   require_well();
   const Marker& marker = *static_cast<Marker*>(event_);
-  if (marker.queue == nullptr) return;
+  if (marker.queue == nullptr || marker.at <= marker.queue->done) return;
   ++counts().waits;
   run_until(*marker.queue, marker.at);
 }

@@ -31,7 +31,7 @@ struct Counts {
   std::int64_t calls = 0;     ///< of the host: kernels, captured ones too, and graphs
   std::int64_t to_device = 0;
   std::int64_t to_host = 0;
-  std::int64_t waits = 0;  ///< synchronize() and Event::wait()
+  std::int64_t waits = 0;  ///< synchronize(), and Event::wait() where there was something to do
   std::int64_t captures = 0;
   std::int64_t graph_launches = 0;
   std::int64_t allocations = 0;

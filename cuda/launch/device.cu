@@ -166,6 +166,11 @@ void Event::hold(Stream stream) {
 }
 
 void Event::wait() {
+  const cudaError_t past = cudaEventQuery(static_cast<cudaEvent_t>(event_));
+  if (past != cudaErrorNotReady) {
+    check(past, "a kernel");
+    return;
+  }
   count(waits);
   check(cudaEventSynchronize(static_cast<cudaEvent_t>(event_)), "a kernel");
 }

@@ -91,7 +91,7 @@ def drafters_for(at: Setup, texts: list[list[int]]) -> dict[str, Any]:
         "suffix": Suffix(num_speculative_tokens=4),
         "itself in int4": SelfDraft(num_speculative_tokens=3),
         "first layer": SelfDraft(layers=1, num_speculative_tokens=3),
-        "other model": DraftModel(model=at.other, num_speculative_tokens=4),
+        "other model": DraftModel(model=at.other, dtype="bfloat16", num_speculative_tokens=4),
         "oracle": Oracle(texts, VOCAB),
         "always wrong": AlwaysWrong(texts, VOCAB),
         "half right": HalfRight(texts, VOCAB),
@@ -218,7 +218,7 @@ def short_draft_model(at: Setup) -> str:
     draft = at.model("positions32", max_positions=32, seed=3)
     prompts = prompts_of(10, 40)
     plain = at.run(target, None, prompts, greedy(60, logprobs=1))
-    drafter = DraftModel(model=draft, num_speculative_tokens=4)
+    drafter = DraftModel(model=draft, dtype="bfloat16", num_speculative_tokens=4)
     assert_same(at.run(target, drafter, prompts, greedy(60, logprobs=1)), plain, "drafted")
     return f"{sum(len(one.token_ids) for one in plain)} tokens"
 
@@ -264,10 +264,9 @@ def memory_is_known(at: Setup) -> str:
 def _memory_in_use(device: str) -> int:
     if not device.startswith("cuda"):
         return 0
-    import torch
-
-    free, total = torch.cuda.mem_get_info()
-    return int(total - free)
+    number = int(device.partition(":")[2] or 0)
+    total = specrt._core.cuda_devices()[number].memory
+    return total - specrt._core.cuda_free_memory(number)
 
 
 @check
@@ -277,7 +276,7 @@ def padding_rows_write_nothing(at: Setup) -> str:
     shared = prompts_of(64, seed=9)[0]
     params = greedy(20, logprobs=1, prompt_logprobs=0)
     options = {"check_invariants": True, "block_size": 4}
-    drafter = DraftModel(model=at.other, num_speculative_tokens=3)
+    drafter = DraftModel(model=at.other, dtype="bfloat16", num_speculative_tokens=3)
     cold = at.run(at.l2, drafter, shared, params, **options)
     with at.engine(at.l2, drafter, **options) as engine:
         first = engine.generate(shared, params)
@@ -325,7 +324,9 @@ def draft_model_of_other_heads(at: Setup) -> str:
     plain = at.run(at.l2, None, prompts, greedy(20, logprobs=1))
     for name, sizes in {"heads8": {"heads": 8}, "narrow": {"hidden": 32, "ffn": 64}}.items():
         draft = at.model(name, seed=5, **sizes)
-        outputs = at.run(at.l2, DraftModel(model=draft), prompts, greedy(20, logprobs=1))
+        outputs = at.run(
+            at.l2, DraftModel(model=draft, dtype="bfloat16"), prompts, greedy(20, logprobs=1)
+        )
         assert_same(outputs, plain, name)
         assert accepted(outputs)[0] > 0, name
     return "8 heads over 4, width 32 under 64"

@@ -23,11 +23,18 @@ class Delivery:
     """
 
     def __init__(self, samples: int, *, increments: bool = True) -> None:
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        # Whoever waits for the end sleeps through the increments: waking costs more than the rest.
+        self._changed = threading.Condition(lock)
+        self._ended = threading.Condition(lock)
+        self._readers = 0
+        """Threads that wait for an increment."""
         self._increments = increments
         self._items: deque[Increment] = deque()
         self._open = samples
-        self._wakers: list[Waker] = []
+        self._readers_asleep: list[Waker] = []
+        self._others_asleep: list[Waker] = []
+        """Tasks that wait for the end."""
 
     @property
     def over(self) -> bool:
@@ -43,9 +50,15 @@ class Delivery:
                 self._items.append(increment)
             if done:
                 self._open -= 1
-            woken += self._wakers
-            self._wakers = []
-            self._changed.notify_all()
+                if self.over:
+                    woken += self._others_asleep
+                    self._others_asleep.clear()
+                    self._ended.notify_all()
+            if self._readers_asleep:
+                woken += self._readers_asleep
+                self._readers_asleep.clear()
+            if self._readers:
+                self._changed.notify_all()
 
     def poll(self) -> Increment | None:
         """The next increment if there is one."""
@@ -55,19 +68,26 @@ class Delivery:
     def take(self, timeout: float | None = None) -> Increment | None:
         """The next increment, None at the end. Raises TimeoutError."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._items or self.over, timeout):
-                raise TimeoutError(f"no output within {timeout} s")
+            self._wait_for_news(timeout)
             return self._items.popleft() if self._items else None
 
     def wait_for_news(self) -> None:
         """Until there is something to take or all is over."""
         with self._changed:
-            self._changed.wait_for(lambda: self._items or self.over)
+            self._wait_for_news(None)
+
+    def _wait_for_news(self, timeout: float | None) -> None:
+        self._readers += 1
+        try:
+            if not self._changed.wait_for(lambda: self._items or self.over, timeout):
+                raise TimeoutError(f"no output within {timeout} s")
+        finally:
+            self._readers -= 1
 
     def wait(self, timeout: float | None = None) -> None:
         """Until all is over. Raises TimeoutError."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self.over, timeout):
+        with self._ended:
+            if not self._ended.wait_for(lambda: self.over, timeout):
                 raise TimeoutError(f"not finished within {timeout} s")
 
     async def take_async(self) -> Increment | None:
@@ -77,30 +97,31 @@ class Delivery:
                     return self._items.popleft()
                 if self.over:
                     return None
-                waker = self._waker()
-            await self._sleep(waker)
+                waker = _waker(self._readers_asleep)
+            await self._sleep(waker, self._readers_asleep)
 
     async def wait_async(self) -> None:
         while True:
             with self._changed:
                 if self.over:
                     return
-                waker = self._waker()
-            await self._sleep(waker)
+                waker = _waker(self._others_asleep)
+            await self._sleep(waker, self._others_asleep)
 
-    def _waker(self) -> Waker:
-        loop = asyncio.get_running_loop()
-        waker = (loop, loop.create_future())
-        self._wakers.append(waker)
-        return waker
-
-    async def _sleep(self, waker: Waker) -> None:
+    async def _sleep(self, waker: Waker, among: list[Waker]) -> None:
         try:
             await waker[1]
         finally:
             with self._changed:
-                if waker in self._wakers:
-                    self._wakers.remove(waker)
+                if waker in among:
+                    among.remove(waker)
+
+
+def _waker(among: list[Waker]) -> Waker:
+    loop = asyncio.get_running_loop()
+    waker = (loop, loop.create_future())
+    among.append(waker)
+    return waker
 
 
 def wake(woken: Iterable[Waker]) -> None:

@@ -68,13 +68,23 @@ class _Values:
         self._buckets = [0] * (len(bounds) + 1)
         self._total = 0.0
         self._recent: deque[float] = deque(maxlen=RECENT)
+        self._fresh: list[float] = []
+        """Not sorted into buckets yet: rounds, which add, have no time for it."""
 
     def add(self, value: float) -> None:
-        self._buckets[bisect_left(self._bounds, value)] += 1
-        self._total += value
-        self._recent.append(value)
+        self._fresh.append(value)
+        if len(self._fresh) == RECENT:
+            self._sort_in()
+
+    def _sort_in(self) -> None:
+        for value in self._fresh:
+            self._buckets[bisect_left(self._bounds, value)] += 1
+            self._total += value
+        self._recent.extend(self._fresh)
+        self._fresh.clear()
 
     def distribution(self) -> Distribution:
+        self._sort_in()
         p50, p90, p99 = percentiles(self._recent, (50, 90, 99))
         return Distribution(
             count=sum(self._buckets),
@@ -202,12 +212,14 @@ class MetricsObserver(Observer):
     ) -> None:
         now = time.monotonic()
         last = self._last_token
+        add = self._inter_token.add
         with self._lock:
-            for sequence, tokens, _, _, finish, *_ in results:
+            for sequence, tokens, _, _, finish, _, _ in results:
                 if not tokens:
                     continue
-                if sequence in last:
-                    self._inter_token.add(now - last[sequence])
+                before = last.get(sequence)
+                if before is not None:
+                    add(now - before)
                 if finish:
                     last.pop(sequence, None)
                 else:

@@ -69,8 +69,10 @@ class Request:
     _text: list[str] = field(default_factory=list)
     _tail: str = ""
     """Text that a stop text might still begin in."""
-    _new_text: list[str] = field(default_factory=list)
+    _told_text: int = 0
+    """Pieces of text that have left as increments,"""
     _told_tokens: int = 0
+    """and tokens."""
     _told_finish: bool = False
     _logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     _prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
@@ -107,6 +109,13 @@ class Request:
             if self.last_token is not None:
                 self.gaps.append(now - self.last_token)
             self.last_token = now
+        if logprobs is None and not finish and not self._longest_stop:  # most rounds
+            self.token_ids += tokens
+            if self._detokenizer is not None:
+                for token in tokens:
+                    if text := self._detokenizer.feed(token):
+                        self._text.append(text)
+            return -1
         for index, token in enumerate(tokens):
             last = index + 1 == len(tokens)
             self.token_ids.append(token)
@@ -131,7 +140,7 @@ class Request:
                 finish = "stop"
             self.finish_reason = finish
         if self._tail:
-            self._emit(self._tail)
+            self._text.append(self._tail)
             self._tail = ""
 
     def failure(self, message: str) -> SpecrtError:
@@ -139,15 +148,11 @@ class Request:
         kind = NumericError if message.startswith("[logits]") else SpecrtError
         return kind(f"request of {len(self.prompt)} prompt tokens: {message}")
 
-    def _emit(self, text: str) -> None:
-        self._text.append(text)
-        self._new_text.append(text)
-
     def _add(self, text: str) -> bool:
         """Add text; True where it completes a stop text, which ends the output there."""
         if not self._longest_stop:
             if text:
-                self._emit(text)
+                self._text.append(text)
             return False
         old = len(self._tail)
         pending = self._tail + text
@@ -163,7 +168,7 @@ class Request:
             self._tail = ""
             end = at + len(stop) if self.params.include_stop_str_in_output else at
             if pending[:end]:
-                self._emit(pending[:end])
+                self._text.append(pending[:end])
             return True
         # Hold back the longest end that a stop text may begin with.
         hold = 0
@@ -174,7 +179,7 @@ class Request:
         ready = pending[: len(pending) - hold]
         self._tail = pending[len(pending) - hold :]
         if ready:
-            self._emit(ready)
+            self._text.append(ready)
         return False
 
     def _named(
@@ -194,7 +199,7 @@ class Request:
 
     def increment(self) -> Increment | None:
         """What is new since the last call; None where nothing is."""
-        text = "".join(self._new_text)
+        text = "".join(self._text[self._told_text :])
         tokens = self.token_ids[self._told_tokens :]
         finish = "" if self._told_finish else self.finish_reason
         if not text and not tokens and not finish:
@@ -202,7 +207,7 @@ class Request:
         logprobs = None
         if self.params.logprobs is not None:
             logprobs = self._logprobs[self._told_tokens :]
-        self._new_text.clear()
+        self._told_text = len(self._text)
         self._told_tokens = len(self.token_ids)
         self._told_finish = bool(finish)
         return Increment(text, tokens, self.index, logprobs, finish)

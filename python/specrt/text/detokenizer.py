@@ -8,6 +8,7 @@ all ids at once gives, in time linear in their number.
 from __future__ import annotations
 
 import codecs
+import functools
 import json
 import re
 from collections.abc import Sequence
@@ -84,6 +85,14 @@ class _Strip(_Step):
         return [piece[start:]]
 
 
+@functools.lru_cache(1 << 16)
+def _bytes_of(piece: str) -> bytes:
+    try:
+        return bytes(BYTE_ALPHABET[character] for character in piece)
+    except KeyError:  # an added token, written as it is
+        return piece.encode("utf-8", "replace")
+
+
 class _ByteLevel(_Step):
     """Tokens spell bytes in an alphabet of 256 characters; what is not whole UTF-8 is U+FFFD."""
 
@@ -91,11 +100,7 @@ class _ByteLevel(_Step):
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, piece: str) -> list[str]:
-        try:
-            data = bytes(BYTE_ALPHABET[character] for character in piece)
-        except KeyError:  # an added token, written as it is
-            data = piece.encode("utf-8", "replace")
-        return [self._decoder.decode(data)]
+        return [self._decoder.decode(_bytes_of(piece))]
 
     def flush(self) -> list[str]:
         return [self._decoder.decode(b"", True)]
@@ -217,7 +222,11 @@ class Detokenizer:
             return self._window.feed(token_id)
         assert self._id_to_token is not None
         token = self._id_to_token(token_id)
-        return "" if token is None else self._run([token], 0)
+        if token is None:
+            return ""
+        if len(self._steps) == 1:
+            return "".join(self._steps[0].feed(token))
+        return self._run([token], 0)
 
     def flush(self) -> str:
         """The rest, at the end of the text. Afterwards the detokenizer begins anew."""

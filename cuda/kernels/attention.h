@@ -84,7 +84,10 @@ SPECRT_KERNEL Extent extent_of(const AttentionArgs& args, const AttentionRow& ro
 /// Grid: units by kv_heads by segments. kDim: 64, 128 or 256, at least head_dim.
 template <typename T, int kDim>
 struct Attention {
-  static constexpr int kThreads = kTiles * simt::kWarp;
+  // Warps of a tile: sums of 256 columns are more than the registers of one.
+  static constexpr int kShares = kDim > 128 ? 2 : 1;
+  static constexpr int kColumns = kDim / kShares;
+  static constexpr int kThreads = kShares * kTiles * simt::kWarp;
   static constexpr int kStride = kDim + 8;  // so that rows start in different banks
   using Args = AttentionArgs;
   struct Shared {
@@ -108,9 +111,8 @@ struct Attention {
           args_(args),
           unit_(args.units[block.x()]),
           rows_(args.rows + unit_.first_row),
-          kv_head_(static_cast<int>(block.y())),
-          group_(args.q_heads / args.kv_heads),
-          warp_(block.thread() / simt::kWarp),
+          tile_(block.thread() / simt::kWarp % kTiles),
+          first_column_(block.thread() / simt::kWarp / kTiles * kColumns),
           g_(block.thread() % simt::kWarp / 4),
           c_(block.thread() % 4) {}
 
@@ -119,16 +121,16 @@ struct Attention {
       int first_segment = INT32_MAX;
       int in_table = 0;
       for (int r = 0; r < unit_.rows; ++r) {
-        const Extent e = extent_of(args_, rows_[r]);
+        const Extent e = extent_of(args_, row_of(r));
         first_segment = e.first < first_segment ? e.first : first_segment;
-        in_table = rows_[r].table_positions > in_table ? rows_[r].table_positions : in_table;
+        in_table = row_of(r).table_positions > in_table ? row_of(r).table_positions : in_table;
       }
       segment_ = first_segment + static_cast<int>(block_.z());
       const int start = segment_ * kSegment;
       int gone = INT32_MAX;
       int end = 0;
       for (int r = 0; r < unit_.rows; ++r) {
-        const Extent e = extent_of(args_, rows_[r]);
+        const Extent e = extent_of(args_, row_of(r));
         if (e.first > segment_ || e.end <= segment_) continue;
         gone = e.gone < gone ? e.gone : gone;
         end = e.total > end ? e.total : end;
@@ -141,7 +143,7 @@ struct Attention {
       for (int i = 0; i < 2; ++i) column(i);
       load_queries();
       SPECRT_UNROLL
-      for (int n = 0; n < kDim / 8; ++n) {
+      for (int n = 0; n < kColumns / 8; ++n) {
         SPECRT_UNROLL
         for (int i = 0; i < 4; ++i) acc_[n][i] = 0.0f;
       }
@@ -152,7 +154,7 @@ struct Attention {
         // whose path it reaches.
         for (int r = -1; r < unit_.rows; ++r) {
           if (r < 0 ? !shared_rows : share_of(r, at) != Share::own) continue;
-          const AttentionRow& row = rows_[r < 0 ? 0 : r];
+          const AttentionRow& row = row_of(r < 0 ? 0 : r);
           const Extent e = extent_of(args_, row);
           load_chunk(row, at, r < 0 ? gone : e.gone, r < 0 ? in_table : row.table_positions,
                      r < 0 ? in_table : e.total);
@@ -168,50 +170,59 @@ struct Attention {
    private:
     enum class Share : std::uint8_t { none, shared, own };
 
-    // Which row and head stands in this thread's tile row g_ + 8 i.
+    // Which row stands in this thread's tile row g_ + 8 i.
     SPECRT_KERNEL void column(int i) {
+      const int group = args_.q_heads / args_.kv_heads;
       const int at = g_ + 8 * i;
       int row = 0;
-      int head = 0;
       bool there = true;
-      if (group_ <= kTile) {
-        row = warp_ * (kTile / group_) + at / group_;
-        head = at % group_;
-        there = at / group_ < kTile / group_;
+      if (group <= kTile) {
+        row = tile_ * (kTile / group) + at / group;
+        there = at / group < kTile / group;
       } else {
-        const int tiles = (group_ + kTile - 1) / kTile;
-        row = warp_ / tiles;
-        head = warp_ % tiles * kTile + at;
-        there = head < group_;
+        row = tile_ / ((group + kTile - 1) / kTile);
+        there = head(i) < group;
       }
       there = there && row < unit_.rows;
       row_[i] = there ? row : -1;
-      head_[i] = head;
       top_[i] = -infinity();
       weight_[i] = 0.0f;
     }
 
+    // And which head of the group: worked out where it is asked for, since registers are few.
+    SPECRT_KERNEL int head(int i) const {
+      const int group = args_.q_heads / args_.kv_heads;
+      const int at = g_ + 8 * i;
+      if (group <= kTile) return at % group;
+      return tile_ % ((group + kTile - 1) / kTile) * kTile + at;
+    }
+    SPECRT_KERNEL std::int64_t query_head(int i) const {
+      return block_.y() * (args_.q_heads / args_.kv_heads) + head(i);
+    }
+
+    SPECRT_KERNEL const AttentionRow& row_of(int r) const { return rows_[r]; }
+
     // How row r sees the chunk at `begin`.
     SPECRT_KERNEL Share share_of(int r, int begin) const {
-      const Extent e = extent_of(args_, rows_[r]);
+      const Extent e = extent_of(args_, row_of(r));
       const int end = e.total < begin + kChunk ? e.total : begin + kChunk;
       if (e.first > segment_ || e.end <= segment_ || end <= begin || e.gone >= end) {
         return Share::none;
       }
-      return end > rows_[r].table_positions ? Share::own : Share::shared;
+      return end > row_of(r).table_positions ? Share::own : Share::shared;
     }
 
     SPECRT_KERNEL void load_queries() {
       // Rounded to the cache's type, rows of no one to zero.
       SPECRT_UNROLL
       for (int i = 0; i < 2; ++i) {
-        T* to = shared_.q[warp_ * kTile + g_ + 8 * i];
+        T* to = shared_.q[tile_ * kTile + g_ + 8 * i];
         const float* from = nullptr;
         if (row_[i] >= 0) {
           from = args_.q + (unit_.first_row + row_[i]) * args_.q_stride +
-                 static_cast<std::int64_t>(kv_head_ * group_ + head_[i]) * args_.head_dim;
+                 query_head(i) * args_.head_dim;
         }
-        for (int d = c_; d < kDim; d += 4) {
+        for (int d = first_column_ + c_; d < first_column_ + kColumns; d += 4) {
           to[d] = from_float<T>(from != nullptr && d < args_.head_dim ? from[d] : 0.0f);
         }
       }
@@ -248,7 +259,7 @@ struct Attention {
         }
         const bool there = position >= from && position < end && d < args_.head_dim;
         const T* source = static_cast<const T*>(plane) +
-                          (slot * args_.kv_heads + kv_head_) * args_.head_dim + (there ? d : 0);
+                          (slot * args_.kv_heads + block_.y()) * args_.head_dim + (there ? d : 0);
         block_.copy_async(&to[p / kPieces][d], source, there ? 16 : 0);
       }
     }
@@ -267,7 +278,7 @@ struct Attention {
       for (int i = 0; i < 2; ++i) {
         const int r = row_[i];
         mine[i] = r >= 0 && (own < 0 ? share_of(r, begin) == Share::shared : r == own);
-        const Extent e = r >= 0 ? extent_of(args_, rows_[r]) : Extent{0, 0, 0, 0};
+        const Extent e = r >= 0 ? extent_of(args_, row_of(r)) : Extent{0, 0, 0, 0};
         float top = -infinity();
         SPECRT_UNROLL
         for (int n = 0; n < kChunk / 8; ++n) {
@@ -319,7 +330,7 @@ struct Attention {
         Words q[2][2];
         SPECRT_UNROLL
         for (int i = 0; i < 2; ++i) {
-          const T* row = shared_.q[warp_ * kTile + g_ + 8 * i] + d + 16 * c_;
+          const T* row = shared_.q[tile_ * kTile + g_ + 8 * i] + d + 16 * c_;
           q[i][0] = words(row);
           q[i][1] = words(row + 8);
         }
@@ -352,7 +363,7 @@ struct Attention {
         }
       }
       SPECRT_UNROLL
-      for (int n = 0; n < kDim / 16; ++n) {
+      for (int n = 0; n < kColumns / 16; ++n) {
         float sums[2][4];
         SPECRT_UNROLL
         for (int i = 0; i < 8; ++i) {
@@ -362,7 +373,8 @@ struct Attention {
         SPECRT_UNROLL
         for (int t = 0; t < kChunk / 16; ++t) {
           std::uint32_t v[4];
-          block_.load_transposed(v, &shared_.v[16 * t + lane % 16][16 * n + lane / 16 * 8]);
+          block_.load_transposed(
+              v, &shared_.v[16 * t + lane % 16][first_column_ + 16 * n + lane / 16 * 8]);
           const std::uint32_t left[2] = {v[0], v[1]};
           const std::uint32_t right[2] = {v[2], v[3]};
           block_.template mma<T>(sums[0], a[t], left);
@@ -384,10 +396,10 @@ struct Attention {
     // A segment's result: the row's, where it has no other.
     SPECRT_KERNEL void keep(int i) {
       if (row_[i] < 0) return;
-      const Extent e = extent_of(args_, rows_[row_[i]]);
+      const Extent e = extent_of(args_, row_of(row_[i]));
       if (e.first > segment_ || e.end <= segment_) return;
       const std::int64_t row = unit_.first_row + row_[i];
-      const std::int64_t head = kv_head_ * group_ + head_[i];
+      const std::int64_t head = query_head(i);
       const bool alone = e.end - e.first == 1;
       T* out = static_cast<T*>(args_.out) + row * args_.out_stride + head * args_.head_dim;
       float* partial =
@@ -395,10 +407,10 @@ struct Attention {
           (((row - args_.first_row) * args_.segments + segment_ - e.first) * args_.q_heads + head) *
               (args_.head_dim + 2);
       SPECRT_UNROLL
-      for (int n = 0; n < kDim / 8; ++n) {
+      for (int n = 0; n < kColumns / 8; ++n) {
         SPECRT_UNROLL
         for (int j = 0; j < 2; ++j) {
-          const int d = 8 * n + 2 * c_ + j;
+          const int d = first_column_ + 8 * n + 2 * c_ + j;
           if (d >= args_.head_dim) continue;
           const float value = acc_[n][2 * i + j];
           if (alone) {
@@ -408,7 +420,7 @@ struct Attention {
           }
         }
       }
-      if (alone || c_ != 0) return;
+      if (alone || c_ != 0 || first_column_ != 0) return;
       partial[args_.head_dim] = top_[i];
       partial[args_.head_dim + 1] = weight_[i];
     }
@@ -425,17 +437,15 @@ struct Attention {
     const Args& args_;
     const AttentionUnit unit_;
     const AttentionRow* rows_;
-    const int kv_head_;
-    const int group_;
-    const int warp_;
-    const int g_;  // of the matrix unit's fragments, as is c_
+    const int tile_;
+    const int first_column_;  // of this warp's sums; scores are made by each
+    const int g_;             // of the matrix unit's fragments, as is c_
     const int c_;
     int segment_ = 0;
-    int row_[2];   // of the unit, or -1
-    int head_[2];  // of the group
+    int row_[2];  // of the unit, or -1
     float top_[2];
     float weight_[2];  // this thread's part of a row's sum of weights
-    float acc_[kDim / 8][4];
+    float acc_[kColumns / 8][4];
   };
 };
 

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "emulated/stream.h"
+#include "gemm/arguments.h"
 #include "specrt/error.h"
 
 namespace specrt::cuda {
@@ -37,9 +38,6 @@ void finish(Type type, const FinishArgs& args, Stream stream) {
     launch<FinishProduct<decltype(t)>>({(outputs + 255) / 256, args.rows}, args, stream);
   });
 }
-
-// More tokens than this take all splits in one block; as on a GPU.
-constexpr std::int64_t kMostParallel = 64;
 
 template <typename T, Stored kStored>
 void mma_product(Type type, GemmArgs args, float* workspace, Stream stream) {
@@ -206,9 +204,7 @@ bool wants_row_major(int architecture, std::int64_t n, std::int64_t) {
 }
 
 std::int64_t workspace_bytes(const DeviceMatrix& matrix, std::int64_t rows) {
-  const std::int64_t parallel = rows < kMostParallel ? rows : kMostParallel;
-  const std::int64_t partial = splits_of(matrix.n, matrix.k) * parallel;
-  return (partial > rows ? partial : rows) * matrix.n * static_cast<std::int64_t>(sizeof(float));
+  return bytes_of_sums(matrix, rows);
 }
 
 void product(Type type, const DeviceMatrix& matrix, const Product& args, Stream stream) {
@@ -222,19 +218,7 @@ void product(Type type, const DeviceMatrix& matrix, const Product& args, Stream 
     by_type(type, [&](auto t) { row_major_product<decltype(t)>(type, matrix, args, stream); });
     return;
   }
-  GemmArgs gemm;
-  gemm.x = args.x;
-  gemm.x_stride = padded_columns(matrix.k);
-  gemm.weight = matrix.data;
-  gemm.scales = matrix.scales;
-  gemm.bias = args.bias;
-  gemm.y = args.y;
-  gemm.y_stride = args.y_stride;
-  gemm.rows = args.rows;
-  gemm.n = matrix.n;
-  gemm.k = matrix.k;
-  gemm.splits = static_cast<std::int32_t>(splits_of(matrix.n, matrix.k));
-  gemm.after = args.after;
+  const GemmArgs gemm = gemm_args(matrix, args);
   if (matrix.stored == Stored::plain) {
     by_type(type, [&](auto t) {
       mma_product<decltype(t), Stored::plain>(type, gemm, args.workspace, stream);

@@ -2,13 +2,11 @@
 
 // The products of kernels/gemm.h, a unit for each type and form of weights.
 
+#include "gemm/arguments.h"
 #include "launch/launch.cuh"
 #include "ops.h"
 
 namespace specrt::cuda {
-
-/// More tokens than this take all splits in one block, so that partial sums stay few.
-inline constexpr std::int64_t kMostParallel = 64;
 
 template <typename T, Stored kStored>
 void mma_product(GemmArgs args, float* workspace, Stream stream) {

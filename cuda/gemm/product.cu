@@ -87,10 +87,7 @@ bool wants_row_major(int architecture, std::int64_t n, std::int64_t) {
 }
 
 std::int64_t workspace_bytes(const DeviceMatrix& matrix, std::int64_t rows) {
-  // Partial sums of few rows, or one sum of a gated product.
-  const std::int64_t parallel = rows < kMostParallel ? rows : kMostParallel;
-  const std::int64_t partial = splits_of(matrix.n, matrix.k) * parallel;
-  return (partial > rows ? partial : rows) * matrix.n * static_cast<std::int64_t>(sizeof(float));
+  return bytes_of_sums(matrix, rows);
 }
 
 void product(Type type, const DeviceMatrix& matrix, const Product& args, Stream stream) {
@@ -99,19 +96,7 @@ void product(Type type, const DeviceMatrix& matrix, const Product& args, Stream 
     product_sm90(type, matrix, args, stream);
     return;
   }
-  GemmArgs gemm;
-  gemm.x = args.x;
-  gemm.x_stride = padded_columns(matrix.k);
-  gemm.weight = matrix.data;
-  gemm.scales = matrix.scales;
-  gemm.bias = args.bias;
-  gemm.y = args.y;
-  gemm.y_stride = args.y_stride;
-  gemm.rows = args.rows;
-  gemm.n = matrix.n;
-  gemm.k = matrix.k;
-  gemm.splits = static_cast<std::int32_t>(splits_of(matrix.n, matrix.k));
-  gemm.after = args.after;
+  const GemmArgs gemm = gemm_args(matrix, args);
   if (matrix.stored == Stored::plain) {
     type == Type::bf16 ? mma_product<simt::Bf16, Stored::plain>(gemm, args.workspace, stream)
                        : mma_product<simt::Half, Stored::plain>(gemm, args.workspace, stream);

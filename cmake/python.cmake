@@ -14,6 +14,7 @@ endif()
 pybind11_add_module(
   _core MODULE
   python/bindings/constraint.cpp
+  python/bindings/bell.cpp
   python/bindings/cpu.cpp
   python/bindings/cuda.cpp
   python/bindings/decoder.cpp

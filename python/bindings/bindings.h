@@ -37,6 +37,7 @@ void call_python(const char* prefix, const Body& body) {
 
 // One a public header; module.cpp calls them in the order in which they build on each other.
 void bind_errors(py::module_& module);
+void bind_bell(py::module_& module);
 void bind_cpu(py::module_& module);
 void bind_cuda(py::module_& module);
 void bind_memory(py::module_& module);

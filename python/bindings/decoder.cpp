@@ -119,7 +119,16 @@ py::object to_python(const RoundShare& share) {
                         list_of(share.accepted), list_of(share.emitted));
 }
 
-Plan to_plan(const std::vector<std::pair<SequenceId, std::int64_t>>& items) {
+using Items = std::vector<std::pair<SequenceId, std::int64_t>>;
+
+Items to_items(const Plan& plan) {
+  Items items;
+  items.reserve(plan.size());
+  for (const PlanItem& item : plan) items.emplace_back(item.id, item.tokens);
+  return items;
+}
+
+Plan to_plan(const Items& items) {
   Plan plan;
   plan.reserve(items.size());
   for (const auto& [id, tokens] : items) plan.push_back({id, tokens});
@@ -272,9 +281,7 @@ void bind_decoder(py::module_& module) {
            "Ends a sequence, also a preempted one; returns its counters.")
       .def(
           "reserve",
-          [](Decoder& decoder, const std::vector<std::pair<SequenceId, std::int64_t>>& plan) {
-            return decoder.reserve(to_plan(plan));
-          },
+          [](Decoder& decoder, const Items& plan) { return decoder.reserve(to_plan(plan)); },
           py::arg("plan"),
           "Sets KV blocks aside for a round of this plan; returns the first id that lacks them.")
       .def("preempt", &Decoder::preempt, py::arg("id"), py::call_guard<py::gil_scoped_release>(),
@@ -298,7 +305,7 @@ void bind_decoder(py::module_& module) {
           "(id, prompt_left, length, tokens_left, has_drafter) of each running sequence.")
       .def(
           "begin_round",
-          [](Decoder& decoder, const std::vector<std::pair<SequenceId, std::int64_t>>& plan) {
+          [](Decoder& decoder, const Items& plan) {
             const Plan items = to_plan(plan);
             in_round([&] { decoder.begin_round(items); });
           },
@@ -315,7 +322,7 @@ void bind_decoder(py::module_& module) {
           "error).")
       .def(
           "round",
-          [](Decoder& decoder, const std::vector<std::pair<SequenceId, std::int64_t>>& plan) {
+          [](Decoder& decoder, const Items& plan) {
             const Plan items = to_plan(plan);
             std::span<const Progress> progress;
             in_round([&] { progress = decoder.round(items); });
@@ -323,6 +330,26 @@ void bind_decoder(py::module_& module) {
             return to_python(progress);
           },
           py::arg("plan"), "begin_round() and finish_round().")
+      .def(
+          "policy_round",
+          [](Decoder& decoder, std::int64_t num_speculative_tokens)
+              -> std::optional<std::pair<Items, py::typing::List<PyProgress>>> {
+            Plan plan;
+            std::span<const Progress> progress;
+            bool fits = true;
+            in_round([&] {
+              plan = plan_policies(decoder, num_speculative_tokens);
+              // One alone has nobody to make room for it: the round says what it lacks.
+              fits = decoder.sequences().size() == 1 || !decoder.reserve(plan);
+              if (fits) progress = decoder.round(plan);
+            });
+            raise_noted_interrupt();
+            if (!fits) return std::nullopt;
+            return std::pair(to_items(plan), to_python(progress));
+          },
+          py::arg("num_speculative_tokens"),
+          "plan_policies(), reserve() and round() in one call: the plan, and what round() gives.\n"
+          "None where the pool lacks blocks for the plan and another sequence could make room.")
       .def_property_readonly(
           "totals",
           [](const Decoder& decoder) -> PyTotals {
@@ -380,11 +407,7 @@ void bind_decoder(py::module_& module) {
     module.def(
         name,
         [make](const Decoder& decoder, std::int64_t num_speculative_tokens) {
-          std::vector<std::pair<SequenceId, std::int64_t>> out;
-          for (const PlanItem& item : make(decoder, num_speculative_tokens)) {
-            out.emplace_back(item.id, item.tokens);
-          }
-          return out;
+          return to_items(make(decoder, num_speculative_tokens));
         },
         py::arg("decoder"), py::arg("num_speculative_tokens"), text);
   };

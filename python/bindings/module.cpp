@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ core of specrt. Private: use the names that the specrt package exports.";
   module.attr("__version__") = SPECRT_VERSION;
   bind_errors(module);
+  bind_bell(module);
   bind_cpu(module);
   bind_cuda(module);
   bind_memory(module);

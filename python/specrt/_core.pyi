@@ -65,6 +65,7 @@ __all__: list[str] = [
     "quantise_compensated",
     "resolve_cpu_isa",
     "resolve_kv_cache_dtype",
+    "ring",
     "self_draft_bytes",
     "self_draft_config",
     "tensors_of",
@@ -789,6 +790,30 @@ class Decoder:
         The sequences of the last finished round: (id, prompt_tokens, tokens, parents, log_probs, sources of each node, accepted nodes, emitted tokens).
         """
 
+    def policy_round(
+        self, num_speculative_tokens: typing.SupportsInt | typing.SupportsIndex
+    ) -> (
+        tuple[
+            list[tuple[int, int]],
+            list[
+                tuple[
+                    int,
+                    list[int],
+                    list[tuple[float, int, list[tuple[int, float]]]] | None,
+                    list[tuple[float, int, list[tuple[int, float]]]] | None,
+                    str,
+                    SequenceCounters | None,
+                    str,
+                ]
+            ],
+        ]
+        | None
+    ):
+        """
+        plan_policies(), reserve() and round() in one call: the plan, and what round() gives.
+        None where the pool lacks blocks for the plan and another sequence could make room.
+        """
+
     def preempt(self, id: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
         Takes a sequence out and frees its blocks; resume() puts it back.
@@ -1235,6 +1260,12 @@ def resolve_cpu_isa(name: str) -> str:
 def resolve_kv_cache_dtype(kv_cache_dtype: str, dtype: str) -> str:
     """
     What a kv_cache_dtype comes to for a model of that dtype.
+    """
+
+
+def ring(pipe: typing.SupportsInt | typing.SupportsIndex) -> None:
+    """
+    Writes a byte to a pipe that does not block, and keeps the GIL.
     """
 
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from .bells import bell_of
+
 if TYPE_CHECKING:
-    from .outputs import Increment
+    from .bells import Waker
+    from .request import Request
 
-    Waker = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
-
-__all__ = ["Delivery", "wake"]
+__all__ = ["Delivery"]
 
 
 class Delivery:
-    """What the samples of one call bring forth: increments in order, and when all are over.
+    """News of the samples of one call, in order, and when all are over.
 
-    One thread at a time puts; any number of threads and event loops take, each increment once.
+    News are the samples themselves: whoever takes one has its next increment made. One thread at a
+    time puts; any number of threads and event loops take, each of the news once.
     """
 
     def __init__(self, samples: int, *, increments: bool = True) -> None:
@@ -27,62 +30,66 @@ class Delivery:
         # Whoever waits for the end sleeps through the increments: waking costs more than the rest.
         self._changed = threading.Condition(lock)
         self._ended = threading.Condition(lock)
+        # `put` takes no lock where nobody is asleep. So who goes to sleep notes it here first, and
+        # looks for news after that.
         self._readers = 0
-        """Threads that wait for an increment."""
-        self._increments = increments
-        self._items: deque[Increment] = deque()
-        self._open = samples
-        self._readers_asleep: list[Waker] = []
-        self._others_asleep: list[Waker] = []
+        self._readers_asleep: deque[Waker] = deque()
+        self._others_asleep: deque[Waker] = deque()
         """Tasks that wait for the end."""
+        self._increments = increments
+        self._news: deque[Request] = deque()
+        self._open = samples
 
     @property
     def over(self) -> bool:
-        """Whether every sample has ended; increments may still wait to be taken."""
+        """Whether every sample has ended; news may still wait to be taken."""
         return self._open == 0
 
-    def put(self, increment: Increment | None, *, done: bool, woken: list[Waker]) -> None:
-        """News of one sample. Event loops that wait are added to `woken`, for `wake`."""
-        if not self._increments and not done:
-            return
-        with self._changed:
-            if increment is not None and self._increments:
-                self._items.append(increment)
-            if done:
-                self._open -= 1
-                if self.over:
-                    woken += self._others_asleep
-                    self._others_asleep.clear()
-                    self._ended.notify_all()
+    def put(self, sample: Request, woken: list[Waker]) -> None:
+        """It has more to tell. Tasks that wait are added to `woken`, for `wake`."""
+        if self._increments:
+            self._news.append(sample)
             if self._readers_asleep:
-                woken += self._readers_asleep
-                self._readers_asleep.clear()
+                _move(self._readers_asleep, woken)
             if self._readers:
+                with self._changed:
+                    self._changed.notify_all()
+
+    def end_one(self, woken: list[Waker]) -> None:
+        """A sample is over, after what was put."""
+        with self._changed:
+            self._open -= 1
+            if self.over:
                 self._changed.notify_all()
+                self._ended.notify_all()
+        if self.over:
+            _move(self._readers_asleep, woken)
+            _move(self._others_asleep, woken)
 
-    def poll(self) -> Increment | None:
-        """The next increment if there is one."""
-        with self._changed:
-            return self._items.popleft() if self._items else None
+    def poll(self) -> Request | None:
+        """The next of the news if there is any."""
+        try:
+            return self._news.popleft()
+        except IndexError:
+            return None
 
-    def take(self, timeout: float | None = None) -> Increment | None:
-        """The next increment, None at the end. Raises TimeoutError."""
-        with self._changed:
-            self._wait_for_news(timeout)
-            return self._items.popleft() if self._items else None
+    def take(self) -> Request | None:
+        """The next of the news, once there is any; None at the end."""
+        while True:
+            over = self.over
+            sample = self.poll()
+            if sample is not None or over:
+                return sample
+            self.wait_for_news()
 
     def wait_for_news(self) -> None:
         """Until there is something to take or all is over."""
         with self._changed:
-            self._wait_for_news(None)
-
-    def _wait_for_news(self, timeout: float | None) -> None:
-        self._readers += 1
-        try:
-            if not self._changed.wait_for(lambda: self._items or self.over, timeout):
-                raise TimeoutError(f"no output within {timeout} s")
-        finally:
-            self._readers -= 1
+            self._readers += 1
+            try:
+                self._changed.wait_for(lambda: self._news or self.over)
+            finally:
+                self._readers -= 1
 
     def wait(self, timeout: float | None = None) -> None:
         """Until all is over. Raises TimeoutError."""
@@ -90,53 +97,33 @@ class Delivery:
             if not self._ended.wait_for(lambda: self.over, timeout):
                 raise TimeoutError(f"not finished within {timeout} s")
 
-    async def take_async(self) -> Increment | None:
+    async def take_async(self) -> Request | None:
         while True:
-            with self._changed:
-                if self._items:
-                    return self._items.popleft()
-                if self.over:
-                    return None
-                waker = _waker(self._readers_asleep)
-            await self._sleep(waker, self._readers_asleep)
+            over = self.over
+            sample = self.poll()
+            if sample is not None or over:
+                return sample
+            await self._sleep(self._readers_asleep, lambda: bool(self._news) or self.over)
 
     async def wait_async(self) -> None:
-        while True:
-            with self._changed:
-                if self.over:
-                    return
-                waker = _waker(self._others_asleep)
-            await self._sleep(waker, self._others_asleep)
+        while not self.over:
+            await self._sleep(self._others_asleep, lambda: self.over)
 
-    async def _sleep(self, waker: Waker, among: list[Waker]) -> None:
+    async def _sleep(self, among: deque[Waker], ready: Callable[[], bool]) -> None:
+        loop = asyncio.get_running_loop()
+        waker = (bell_of(loop), loop.create_future())
+        among.append(waker)
         try:
-            await waker[1]
+            if not ready():
+                await waker[1]
         finally:
-            with self._changed:
-                if waker in among:
-                    among.remove(waker)
+            with contextlib.suppress(ValueError):  # it has been woken
+                among.remove(waker)
 
 
-def _waker(among: list[Waker]) -> Waker:
-    loop = asyncio.get_running_loop()
-    waker = (loop, loop.create_future())
-    among.append(waker)
-    return waker
-
-
-def wake(woken: Iterable[Waker]) -> None:
-    """Wake tasks, with one call to each event loop however many they are."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-    for loop, future in woken:
-        by_loop.setdefault(loop, []).append(future)
-    for loop, futures in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_resolve, futures)
-        except RuntimeError:  # the loop was closed, and its tasks with it
-            continue
-
-
-def _resolve(futures: list[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
+def _move(asleep: deque[Waker], woken: list[Waker]) -> None:
+    try:
+        while asleep:
+            woken.append(asleep.popleft())
+    except IndexError:  # the last has left by itself
+        return

@@ -529,10 +529,12 @@ class Engine:
             self._scheduler.wait(delivery)
         finally:
             self._scheduler.withdraw(requests)
-        errors = [request.error for request in requests if request.error is not None]
+        for one in requests:
+            one.transcript.settle()
+        errors = [one.failed_with for one in requests if one.failed_with is not None]
         if errors:
             outputs = [
-                None if any(one.error is not None for one in group) else request_output(group)
+                None if any(one.failed_with is not None for one in group) else request_output(group)
                 for group in groups
             ]
             errors[0].outputs = outputs  # type: ignore[attr-defined]
@@ -552,8 +554,10 @@ class Engine:
         try:
             while True:
                 over = delivery.over
-                increment = delivery.poll()
-                if increment is not None:
+                if delivery.poll() is not None:
+                    increment = request.increment()
+                    if increment is None:  # its text cannot be made
+                        return request_output([request])
                     yield increment
                 elif over:
                     return request_output([request])

@@ -34,6 +34,8 @@ REQUEST = (
 )
 RECENT = 4096
 """Values that percentiles are of."""
+ROUNDS = 32
+"""Rounds whose waits are looked at together."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,8 @@ class MetricsObserver(Observer):
         self._began = time.monotonic()
         self._finished: Counter[str] = Counter()
         self._preemptions = 0
+        self._rounds: list[tuple[float, Sequence[tuple[Any, ...]]]] = []
+        """When they ended and what they gave, not looked at yet: see `_catch_up`."""
         self._last_token: dict[int, float] = {}  # by the core's sequence
         self._queue = _Values(REQUEST)
         self._ttft = _Values(FIRST_TOKEN)
@@ -210,10 +214,18 @@ class MetricsObserver(Observer):
     def round(
         self, plan: Sequence[tuple[int, int]], results: Sequence[tuple[Any, ...]], seconds: float
     ) -> None:
-        now = time.monotonic()
+        self._rounds.append((time.monotonic(), results))
+        if len(self._rounds) >= ROUNDS:
+            with self._lock:
+                self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Waits between the rounds so far. Many rounds in one go: a single one, with all caches
+        full of what the pass has read, takes several times as long."""
+        rounds, self._rounds = self._rounds, []
         last = self._last_token
         add = self._inter_token.add
-        with self._lock:
+        for now, results in rounds:
             for sequence, tokens, _, _, finish, _, _ in results:
                 if not tokens:
                     continue
@@ -245,10 +257,11 @@ class MetricsObserver(Observer):
             if request.admitted is not None:
                 self._prefill.add(first - request.admitted)
             self._decode.add(last - first)
-            if len(request.token_ids) > 1:
-                self._tpot.add((last - first) / (len(request.token_ids) - 1))
+            if request.token_count > 1:
+                self._tpot.add((last - first) / (request.token_count - 1))
 
     def _forget(self, request: Request) -> None:
+        self._catch_up()
         if request.id is not None:
             self._last_token.pop(request.id, None)
 
@@ -258,6 +271,7 @@ class MetricsObserver(Observer):
         """The engine as it is. Between rounds only."""
         passes, rows, counters = decoder.totals
         with self._lock:
+            self._catch_up()
             return EngineMetrics(
                 model=model,
                 uptime_seconds=time.monotonic() - self._began,

@@ -64,32 +64,38 @@ class RequestHandle:
     def __next__(self) -> Increment:
         if not self.done:
             self._scheduler.refuse_inside_a_round()
-        increment = self._delivery.take()
-        if increment is None:
-            self._raise_error()
-            raise StopIteration
-        return increment
+        while (request := self._delivery.take()) is not None:
+            if (increment := self._increment_of(request)) is not None:
+                return increment
+        self._raise_error()
+        raise StopIteration
 
     def __aiter__(self) -> RequestHandle:
         return self
 
     async def __anext__(self) -> Increment:
         self._scheduler.refuse_in_a_fork()
-        increment = await self._delivery.take_async()
-        if increment is None:
-            self._raise_error()
-            raise StopAsyncIteration
-        return increment
+        while (request := await self._delivery.take_async()) is not None:
+            if (increment := self._increment_of(request)) is not None:
+                return increment
+        self._raise_error()
+        raise StopAsyncIteration
 
     def __await__(self) -> Generator[Any, None, RequestOutput]:
         self._scheduler.refuse_in_a_fork()
         yield from self._delivery.wait_async().__await__()
         return request_output(self._requests)
 
+    def _increment_of(self, request: Request) -> Increment | None:
+        increment = request.increment()
+        if increment is None:  # its text cannot be made: it need not go on
+            self._scheduler.withdraw([request])
+        return increment
+
     def _raise_error(self) -> None:
         for request in self._requests:
-            if request.error is not None:
-                raise request.error
+            if request.failed_with is not None:
+                raise request.failed_with
 
     def __del__(self) -> None:
         # The collector may be anywhere, locks and all: this only leaves word.

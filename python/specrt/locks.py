@@ -25,23 +25,22 @@ class FairLock:
         return self._owner == threading.get_ident()
 
     def __enter__(self) -> None:
-        if self.held():
+        me = threading.get_ident()
+        if self._owner == me:
             self._lock.acquire()
         else:
             with self._line:
                 self._lock.acquire()
-        self._enter()
+        self._owner = me
+        self._depth += 1
 
     def try_enter(self) -> bool:
         """Take it if nobody else has it, out of turn."""
         if not self._lock.acquire(blocking=False):
             return False
-        self._enter()
-        return True
-
-    def _enter(self) -> None:
         self._owner = threading.get_ident()
         self._depth += 1
+        return True
 
     def __exit__(self, *_: object) -> None:
         self._depth -= 1

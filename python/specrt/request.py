@@ -1,22 +1,23 @@
-"""One output of a request inside an engine: from the tokens of each round to text and metrics."""
+"""One output of a request inside an engine, from its submission to its end."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from .errors import NumericError, SpecrtError
-from .outputs import Completion, Increment, Logprob, Metrics, RequestOutput
+from .outputs import Completion, Increment, Metrics, RequestOutput
+from .transcript import Transcript
 
 if TYPE_CHECKING:
     from ._core import CoreSamplingParams, SequenceCounters
     from .delivery import Delivery
     from .sampling import SamplingParams
     from .structured import GrammarState
-    from .text import Detokenizer, Tokenizer
-
-    RawLogprobs = list[tuple[float, int, list[tuple[int, float]]]]
+    from .text import Tokenizer
+    from .transcript import RawLogprobs
 
 __all__ = ["Request", "request_output"]
 
@@ -42,7 +43,6 @@ class Request:
     lossless: bool = True
     id: int | None = None
     """The core's sequence, once running."""
-    token_ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
     error: SpecrtError | None = None
     stop_reason: int | str | None = None
@@ -56,34 +56,17 @@ class Request:
     preempted: bool = False
     """It has run and waits to go on."""
     delivery: Delivery | None = None
-    """Where its increments go."""
+    """Where its news go."""
     arrived: float = field(default_factory=time.monotonic)
     admitted: float | None = None
-    first_token: float | None = None
-    last_token: float | None = None
+    times: list[float] = field(default_factory=list)
+    """When rounds gave it tokens."""
     finished: float | None = None
-    gaps: list[float] = field(default_factory=list)
-    """Seconds between the rounds that gave tokens."""
     counters: SequenceCounters | None = None
 
-    _text: list[str] = field(default_factory=list)
-    _tail: str = ""
-    """Text that a stop text might still begin in."""
-    _told_text: int = 0
-    """Pieces of text that have left as increments,"""
-    _told_tokens: int = 0
-    """and tokens."""
-    _told_finish: bool = False
-    _logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    _prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    _detokenizer: Detokenizer | None = None
-
     def __post_init__(self) -> None:
-        if self.tokenizer is not None:
-            self._detokenizer = self.tokenizer.detokenizer(
-                skip_special_tokens=self.params.skip_special_tokens
-            )
-        self._longest_stop = max((len(one) for one in self.params.stop_texts), default=0)
+        self.transcript = Transcript(self.params, self.tokenizer, self.stop_ids)
+        self.looks_for_stops = self.transcript.looks_for_stops
 
     @property
     def done(self) -> bool:
@@ -91,151 +74,75 @@ class Request:
 
     @property
     def may_start(self) -> bool:
-        return self.after is None or self.after.done or self.after.first_token is not None
+        return self.after is None or self.after.done or bool(self.after.times)
 
-    def tell_prompt(self, logprobs: RawLogprobs) -> None:
-        """Log-probabilities of the prompt's tokens but the first."""
-        for token, raw in zip(self.prompt[1:], logprobs, strict=True):
-            self._prompt_logprobs.append(self._named(token, raw))
+    @property
+    def first_token(self) -> float | None:
+        return self.times[0] if self.times else None
 
-    def feed(self, tokens: list[int], logprobs: RawLogprobs | None, finish: str) -> int:
-        """Take the tokens of a round. Returns how many at its end a stop text cuts off, else -1.
+    @property
+    def last_token(self) -> float | None:
+        return self.times[-1] if self.times else None
 
-        `finish` is the core's verdict after the last of them.
-        """
-        now = time.monotonic()
-        if tokens:
-            self.first_token = now if self.first_token is None else self.first_token
-            if self.last_token is not None:
-                self.gaps.append(now - self.last_token)
-            self.last_token = now
-        if logprobs is None and not finish and not self._longest_stop:  # most rounds
-            self.token_ids += tokens
-            if self._detokenizer is not None:
-                for token in tokens:
-                    if text := self._detokenizer.feed(token):
-                        self._text.append(text)
-            return -1
-        for index, token in enumerate(tokens):
-            last = index + 1 == len(tokens)
-            self.token_ids.append(token)
-            if logprobs is not None:
-                self._logprobs.append(self._named(token, logprobs[index]))
-            ends_here = last and finish == "stop"
-            if ends_here and token in (self.params.stop_token_ids or ()):
-                self.stop_reason = token
-            stops_text = ends_here and token in self.stop_ids
-            if stops_text and not self.params.include_stop_str_in_output:
-                continue  # the stop token's own text is no part of the answer
-            if self._detokenizer is not None and self._add(self._detokenizer.feed(token)):
-                self.finish_reason = "stop"
-                return len(tokens) - 1 - index
-        return -1
+    @property
+    def token_count(self) -> int:
+        return self.transcript.count
 
-    def end(self, finish: str, counters: SequenceCounters | None) -> None:
-        """The core is done with it (or a stop text was found): settle text and counters."""
+    def feed(self, now: float, tokens: list[int], logprobs: RawLogprobs | None) -> None:
+        """Take the tokens of a round."""
+        self.times.append(now)
+        if logprobs is None:
+            self.transcript.parts.append(tokens)
+        else:
+            self.transcript.add(tokens, logprobs)
+
+    def end(self, finish: str, counters: SequenceCounters | None, *, told: bool) -> None:
+        """The core is done with it, or a stop text was found. told: of all its tokens already."""
         self.counters = counters
-        if not self.finish_reason:
-            if self._detokenizer is not None and self._add(self._detokenizer.flush()):
-                finish = "stop"
-            self.finish_reason = finish
-        if self._tail:
-            self._text.append(self._tail)
-            self._tail = ""
+        self.finish_reason = self.transcript.end(finish, told=told)
+        self.stop_reason = self.transcript.stop_text
+        if self.stop_reason is None and finish == "stop" and self.params.stop_token_ids:
+            last = self.transcript.parts[-1][-1:]
+            self.stop_reason = last[0] if last and last[0] in self.params.stop_token_ids else None
 
     def failure(self, message: str) -> SpecrtError:
         """The core's message as an error of this request."""
         kind = NumericError if message.startswith("[logits]") else SpecrtError
         return kind(f"request of {len(self.prompt)} prompt tokens: {message}")
 
-    def _add(self, text: str) -> bool:
-        """Add text; True where it completes a stop text, which ends the output there."""
-        if not self._longest_stop:
-            if text:
-                self._text.append(text)
-            return False
-        old = len(self._tail)
-        pending = self._tail + text
-        # What had ended before min_tokens is no stop any more: a stop text ends in the new text.
-        found = [
-            (at, one)
-            for one in self.params.stop_texts
-            if (at := pending.find(one, max(0, old - len(one) + 1))) >= 0
-        ]
-        if found and len(self.token_ids) >= self.params.min_tokens:
-            at, stop = min(found, key=lambda pair: (pair[0], -len(pair[1])))
-            self.stop_reason = stop
-            self._tail = ""
-            end = at + len(stop) if self.params.include_stop_str_in_output else at
-            if pending[:end]:
-                self._text.append(pending[:end])
-            return True
-        # Hold back the longest end that a stop text may begin with.
-        hold = 0
-        for size in range(min(len(pending), self._longest_stop - 1), 0, -1):
-            if any(one.startswith(pending[-size:]) for one in self.params.stop_texts):
-                hold = size
-                break
-        ready = pending[: len(pending) - hold]
-        self._tail = pending[len(pending) - hold :]
-        if ready:
-            self._text.append(ready)
-        return False
-
-    def _named(
-        self, token: int, raw: tuple[float, int, list[tuple[int, float]]]
-    ) -> dict[int, Logprob]:
-        logprob, rank, top = raw
-        named = {token: Logprob(logprob, rank, self._string(token))}
-        for place, (other, value) in enumerate(top):
-            if other not in named:
-                named[other] = Logprob(value, place + 1, self._string(other))
-        return named
-
-    def _string(self, token: int) -> str:
-        if self.tokenizer is None:
-            return ""
-        return self.tokenizer.decode([token], skip_special_tokens=False)
-
     def increment(self) -> Increment | None:
-        """What is new since the last call; None where nothing is."""
-        text = "".join(self._text[self._told_text :])
-        tokens = self.token_ids[self._told_tokens :]
-        finish = "" if self._told_finish else self.finish_reason
-        if not text and not tokens and not finish:
-            return None
-        logprobs = None
-        if self.params.logprobs is not None:
-            logprobs = self._logprobs[self._told_tokens :]
-        self._told_text = len(self._text)
-        self._told_tokens = len(self.token_ids)
-        self._told_finish = bool(finish)
-        return Increment(text, tokens, self.index, logprobs, finish)
+        """What the next of its rounds gave; None where its text cannot be made."""
+        return self.transcript.increment(self.index)
+
+    @property
+    def failed_with(self) -> SpecrtError | None:
+        """Its error, or its text's, as far as that has been made."""
+        return self.error or self.transcript.error
+
+    def metrics(self) -> Metrics:
+        if self.counters is None:
+            return Metrics(prompt_tokens=len(self.prompt))
+        times = self.times or [self.arrived]
+        return Metrics.of(
+            self.counters,
+            ttft=times[0] - self.arrived,
+            total=times[-1] - self.arrived,
+            queue=(self.admitted or self.arrived) - self.arrived,
+            gaps=[after - before for before, after in pairwise(self.times)],
+        )
 
     def completion(self) -> Completion:
         """The output. Raises the request's own error where it has one."""
         if self.error is not None:
             raise self.error
-        if self.counters is None:
-            metrics = Metrics(prompt_tokens=len(self.prompt))
-        else:
-            first = self.first_token if self.first_token is not None else self.arrived
-            last = self.last_token if self.last_token is not None else self.arrived
-            metrics = Metrics.of(
-                self.counters,
-                ttft=first - self.arrived,
-                total=last - self.arrived,
-                queue=(self.admitted or self.arrived) - self.arrived,
-                gaps=self.gaps,
-            )
         return Completion(
             index=self.index,
-            text="".join(self._text),
-            token_ids=self.token_ids,
+            text=self.transcript.text,
+            token_ids=self.transcript.tokens,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-            logprobs=None if self.params.logprobs is None else self._logprobs,
-            metrics=metrics,
+            logprobs=self.transcript.logprobs,
+            metrics=self.metrics(),
         )
 
 
@@ -248,7 +155,5 @@ def request_output(samples: list[Request]) -> RequestOutput:
         outputs=[one.completion() for one in samples],
         seed=first.params.seed,
         lossless=first.lossless,
-        prompt_logprobs=(
-            None if first.params.prompt_logprobs is None else [None, *first._prompt_logprobs]
-        ),
+        prompt_logprobs=first.transcript.logprobs_of(first.prompt),
     )

@@ -16,17 +16,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from .delivery import Delivery, wake
+from .bells import wake
 from .errors import CapacityError, InvalidArgumentError, QueueFullError, SpecrtError
 from .locks import FairLock
 from .observer import Observer
 
 if TYPE_CHECKING:
-    from .delivery import Waker
+    from .bells import Waker
+    from .delivery import Delivery
     from .parts import OwnDrafter
     from .request import Request
 
-    Plan = list[tuple[int, int]]
+    Result = tuple[int, list[int], Any, Any, str, _core.SequenceCounters | None, str]
 
 __all__ = ["OVERTAKEN_AT_MOST", "Scheduler"]
 
@@ -76,7 +77,7 @@ class Scheduler:
         self._waiting: list[Request] = []
         """By rank."""
         self._running: dict[int, Request] = {}
-        self._results: deque[tuple[Any, ...]] = deque()
+        self._results: deque[Result] = deque()
         """Of the last round, not delivered yet."""
         self._left: deque[Request] = deque()
         """To be cancelled: their callers have gone."""
@@ -221,50 +222,40 @@ class Scheduler:
     def step(self) -> None:
         """One round for everything that runs, whoever asked for it."""
         with self.lock:
-            self.refuse_inside_a_round()
+            me = threading.get_ident()
+            if self._inside == me:
+                self.refuse_inside_a_round()
             decoder = self.decoder
             if decoder is None or self._closing:
                 return
-            self._inside = threading.get_ident()
+            self._inside = me
             try:
                 if not self._results:
-                    self._admit(decoder)
-                    self._run_round(decoder)
+                    if self._inbox or self._waiting:
+                        self._admit(decoder)
+                    if self._running:
+                        self._run_round(decoder)
                 # What an interrupt leaves here is delivered by the next step.
                 self._deliver_results(decoder)
             finally:
                 self._inside = None
-                self._cancel_left()
-        self._settle()
-
-    def _plan_round(self, decoder: _core.Decoder) -> Plan:
-        """(sequence, prompt tokens or draft nodes at most) for each that takes part."""
-        return _core.plan_policies(decoder, self.num_speculative_tokens)
+                if self._left:
+                    self._cancel_left()
+        if self._left:
+            self._settle()
 
     def _run_round(self, decoder: _core.Decoder) -> None:
-        if not self._running:
-            return
-        try:
-            plan = self._make_room(decoder, self._plan_round(decoder))
-        except Exception as error:  # an interrupt has harmed nobody yet
-            self._fail_running(decoder, error)
-            raise
         began = time.monotonic()
         try:
-            results = decoder.round(plan)
+            while (done := decoder.policy_round(self.num_speculative_tokens)) is None:
+                # The pool lacks blocks for it: the last by rank give theirs back.
+                self._preempt(decoder, max(self._running.values(), key=_rank))
+            plan, results = done
             self._results.extend(results)
         except BaseException as error:
             self._fail_running(decoder, error)
             raise
         self._tell(self.observer.round, plan, results, time.monotonic() - began)
-
-    def _make_room(self, decoder: _core.Decoder, plan: Plan) -> Plan:
-        """Where the pool lacks blocks for the round, the last by rank give theirs back."""
-        while decoder.reserve(plan) is not None and len(self._running) > 1:
-            last = max(self._running.values(), key=_rank)
-            self._preempt(decoder, last)
-            plan = [item for item in plan if item[0] != last.id]
-        return plan
 
     def _preempt(self, decoder: _core.Decoder, request: Request) -> None:
         assert request.id is not None
@@ -300,7 +291,8 @@ class Scheduler:
             insort(self._waiting, self._inbox.popleft(), key=_rank)
 
     def _admit(self, decoder: _core.Decoder) -> None:
-        self._take_in()
+        if self._inbox:
+            self._take_in()
         place = 0
         while place < len(self._waiting):
             request = self._waiting[place]
@@ -371,51 +363,63 @@ class Scheduler:
     # What comes out.
 
     def _deliver_results(self, decoder: _core.Decoder) -> None:
+        now = time.monotonic()
+        results, running, woken = self._results, self._running, self._woken
+        result: Result | None = None
         try:
-            while self._results:
-                self._deliver(decoder, *self._results.popleft())
+            while results:
+                result = results[0]
+                sequence, tokens, logprobs, prompt_logprobs, finish, _, error = result
+                request = running.get(sequence)
+                if request is None:
+                    pass
+                elif finish or error or prompt_logprobs or request.looks_for_stops:
+                    self._deliver(decoder, request, now, result)
+                elif tokens:  # most of them
+                    request.feed(now, tokens, logprobs)
+                    if request.delivery is not None:
+                        request.delivery.put(request, woken)
+                results.popleft()
+        except BaseException as caught:  # the others' are delivered by the next step
+            if results and results[0] is result:
+                results.popleft()
+                if (request := running.get(result[0])) is not None:
+                    self._fail(decoder, request, caught)
+            raise
         finally:
-            self._wake_readers()
+            if woken:
+                self._wake_readers()
 
     def _deliver(
-        self,
-        decoder: _core.Decoder,
-        sequence: int,
-        tokens: list[int],
-        logprobs: Any,
-        prompt_logprobs: Any,
-        finish: str,
-        counters: _core.SequenceCounters | None,
-        error: str,
+        self, decoder: _core.Decoder, request: Request, now: float, result: Result
     ) -> None:
-        request = self._running.get(sequence)
-        if request is None:
-            return
+        """A round that ends the request, or may."""
+        sequence, tokens, logprobs, prompt_logprobs, finish, counters, error = result
         if error:
             self._end(request, request.failure(error))
             return
         try:
             if prompt_logprobs is not None:
-                request.tell_prompt(prompt_logprobs)
-            cut = request.feed(tokens, logprobs, finish)
-            if cut >= 0:
-                # A stop text ends it before the core would have, or in the round in which it did.
-                counters = decoder.stop(sequence, cut)
-                finish = "stop"
+                request.transcript.add_prompt(prompt_logprobs)
+            if tokens:
+                request.feed(now, tokens, logprobs)
+            if tokens and request.looks_for_stops:
+                cut = request.transcript.find_stop(finish)
+                if cut >= 0:
+                    # It ends before the core would have ended it, or in the same round.
+                    counters = decoder.stop(sequence, cut)
+                    finish = "stop"
             if finish:
-                request.end(finish, counters)
+                request.end(finish, counters, told=not tokens)
                 self._end(request)
-            elif tokens:
-                self._post(request)
-        except BaseException as caught:  # a tokenizer's, say: it ends this request and no other
-            self._drop(decoder, request)
-            self._end(request, SpecrtError(f"[output] {type(caught).__name__}: {caught}"))
-            if not isinstance(caught, Exception):
-                raise
+            elif tokens and request.delivery is not None:
+                request.delivery.put(request, self._woken)
+        except Exception as caught:  # a tokenizer's, say: it ends this request and no other
+            self._fail(decoder, request, caught)
 
-    def _post(self, request: Request, *, done: bool = False) -> None:
-        if request.delivery is not None:
-            request.delivery.put(request.increment(), done=done, woken=self._woken)
+    def _fail(self, decoder: _core.Decoder, request: Request, caught: BaseException) -> None:
+        self._drop(decoder, request)
+        self._end(request, SpecrtError(f"[output] {type(caught).__name__}: {caught}"))
 
     def _end(self, request: Request, error: SpecrtError | None = None) -> None:
         """It is over, with its finish reason or with an error: nothing else comes of it."""
@@ -427,12 +431,14 @@ class Scheduler:
             request.error = error
         request.finished = time.monotonic()
         self._tell(self.observer.finished, request)
-        self._post(request, done=True)
+        if request.delivery is not None:
+            if error is None:
+                request.delivery.put(request, self._woken)
+            request.delivery.end_one(self._woken)
 
     def _wake_readers(self) -> None:
-        woken, self._woken = self._woken, []
-        if woken:
-            wake(woken)
+        wake(self._woken)
+        self._woken.clear()
 
     def _end_waiting(self) -> None:
         self._take_in()
@@ -466,10 +472,10 @@ class Scheduler:
             if request in self._waiting:
                 self._waiting.remove(request)
             try:
-                request.end("abort", counters)
+                request.end("abort", counters, told=True)
             except Exception as caught:  # a tokenizer's
                 self._end(request, SpecrtError(f"[output] {type(caught).__name__}: {caught}"))
-            self._end(request)
+            self._end(request, request.transcript.error)
         self._wake_readers()
 
     # The thread.

@@ -139,13 +139,13 @@ class TraceWriter(Observer):
             error = None if request.error is None else str(request.error)
             metrics = None
             if request.error is None:
-                metrics = dataclasses.asdict(request.completion().metrics)
+                metrics = dataclasses.asdict(request.metrics())
             self._write(
                 "finished",
                 request=number,
                 reason=request.finish_reason,
                 error=error,
-                tokens=len(request.token_ids),
+                tokens=request.token_count,
                 text="" if output is None else output.flush(),
                 metrics=metrics,
             )

@@ -456,7 +456,7 @@ def rounds_ask_little(at: Setup) -> str:
     with at.engine(at.l2, NGram(num_speculative_tokens=3)) as engine:
         engine.generate(prompts, params)
         before = specrt._core.cuda_counts()
-        rounds, python = overheads.python_of_rounds(engine, prompts, params)
+        rounds, python = overheads.python_of_rounds(lambda: overheads.wait(engine, prompts, params))
         after = specrt._core.cuda_counts()
     counts = {
         name: getattr(after, name) - getattr(before, name)

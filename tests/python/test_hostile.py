@@ -211,14 +211,106 @@ def test_a_tokenizer_that_fails_while_a_request_is_withdrawn(
     def flush(self: Any) -> str:
         raise ValueError("no such byte")
 
-    handle = engine.submit([1, 2], greedy(100))
-    next(handle)
-    with monkeypatch.context() as patched:
-        patched.setattr(Detokenizer, "flush", flush)
-        handle.cancel()
-        with pytest.raises(SpecrtError, match="no such byte"):
-            handle.result(60)
-    assert engine.generate([1, 2], greedy(3)).token_ids
+    for params in (greedy(100), greedy(100, stop="never", logprobs=1)):
+        with monkeypatch.context() as patched:
+            with engine._scheduler.lock:  # one round at most comes before the end
+                patched.setattr(Detokenizer, "flush", flush)
+                handle = engine.submit([1, 2], params)
+                handle.cancel()
+            with pytest.raises(SpecrtError, match="no such byte"):
+                handle.result(60)
+        assert engine.generate([1, 2], greedy(3)).token_ids
+
+
+def test_a_tokenizer_that_fails_while_text_is_read(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the request whose text it is, and whoever waits for that is told why."""
+    from specrt.text.detokenizer import Detokenizer
+
+    expected = engine.generate([3, 4], greedy(8))
+    feed = Detokenizer.feed
+    bad = engine.generate([1, 2], greedy(8)).token_ids[0]
+    assert bad not in expected.token_ids
+
+    def failing(self: Any, token: int) -> str:
+        if token == bad:
+            raise ValueError("no such token")
+        return feed(self, token)
+
+    monkeypatch.setattr(Detokenizer, "feed", failing)
+    with pytest.raises(SpecrtError, match="no such token") as caught:
+        engine.generate([[3, 4], [1, 2]], greedy(8))
+    good, none = caught.value.outputs  # type: ignore[attr-defined]
+    assert none is None
+    assert good.text == expected.text
+    for read in (list, lambda handle: handle.result(60)):
+        with pytest.raises(SpecrtError, match="no such token"):
+            read(engine.submit([1, 2], greedy(8)))
+    with pytest.raises(SpecrtError, match="no such token"):
+        list(engine.stream([1, 2], greedy(8)))
+    endless = engine.submit([1, 2], greedy(120, ignore_eos=True, n=2))
+    with pytest.raises(SpecrtError, match="no such token"):
+        list(endless)
+    with pytest.raises(SpecrtError, match="no such token"):
+        endless.result(60)
+    assert engine.submit([3, 4], greedy(8)).result(60).text == expected.text
+
+
+@pytest.mark.parametrize("options", [{}, {"logprobs": 2}])
+def test_an_interrupt_while_text_is_read(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Whoever reads after it has the whole text all the same."""
+    from specrt.text import Tokenizer
+    from specrt.text.detokenizer import Detokenizer
+
+    expected = engine.generate([1, 2], greedy(30, **options))
+    parts = ((Detokenizer, "feed"), (Tokenizer, "decode"))
+    for which, name in parts if options else parts[:1]:
+        done = getattr(which, name)
+        for moment in (1, 2, 7, 20):
+            handle = engine.submit([1, 2], greedy(30, **options))
+            moments = iter(range(1, 1000))
+
+            def interrupted(*rest: Any, **how: Any) -> Any:
+                if next(moments) == moment:  # noqa: B023
+                    raise KeyboardInterrupt
+                return done(*rest, **how)  # noqa: B023
+
+            with monkeypatch.context() as patched:
+                patched.setattr(which, name, interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    list(handle)
+                output = handle.result(60)
+            assert output.text == expected.text
+            assert output.token_ids == expected.token_ids
+            assert output.logprobs == expected.logprobs
+
+
+def test_rounds_make_no_text(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads does, or a round with many readers takes too long."""
+    from specrt.text import Tokenizer
+    from specrt.text.detokenizer import Detokenizer
+
+    makers: set[str] = set()
+
+    def noted(call: Any) -> Any:
+        def noting(*rest: Any, **how: Any) -> Any:
+            makers.add(threading.current_thread().name)
+            return call(*rest, **how)
+
+        return noting
+
+    monkeypatch.setattr(Detokenizer, "feed", noted(Detokenizer.feed))
+    monkeypatch.setattr(Detokenizer, "flush", noted(Detokenizer.flush))
+    monkeypatch.setattr(Tokenizer, "decode", noted(Tokenizer.decode))
+    here = threading.current_thread().name
+    list(engine.submit([1, 2], greedy(20, logprobs=1, prompt_logprobs=1)))
+    engine.submit([1, 2], greedy(20)).result(60)
+    assert makers == {here}
+    engine.submit([1, 2], greedy(20, stop="never")).result(60)
+    assert makers == {here, "specrt-rounds"}
 
 
 # --- the rest -----------------------------------------------------------------------------------

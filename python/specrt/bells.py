@@ -1,0 +1,82 @@
+"""How a thread wakes tasks of an event loop without handing the interpreter over to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable
+
+from ._core import ring
+
+__all__ = ["Bell", "Waker", "bell_of", "wake"]
+
+
+class Bell:
+    """Wakes the tasks of one event loop.
+
+    `loop.call_soon_threadsafe` would do, but what it sends through releases the interpreter's lock:
+    the loop takes it at once and works through all that it has to do before the caller goes on,
+    which is about to begin a round. A bell is heard as soon as that round has begun.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._rung: deque[asyncio.Future[None]] = deque()
+        self._loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
+        self._far, self._near = os.pipe()
+        for end in (self._far, self._near):
+            os.set_blocking(end, False)
+            weakref.finalize(self, os.close, end)
+        try:
+            loop.add_reader(self._far, _hear, self._far, self._rung)
+        except NotImplementedError:  # a loop that waits for no pipes
+            self._loop = weakref.ref(loop)
+
+    def ring(self, futures: Iterable[asyncio.Future[None]]) -> None:
+        """Resolve them, in the loop's thread. From any thread; nobody hears it in a closed loop."""
+        self._rung.extend(futures)
+        if self._loop is None:
+            ring(self._near)
+        elif (loop := self._loop()) is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(_resolve, self._rung)
+
+
+def _hear(pipe: int, rung: deque[asyncio.Future[None]]) -> None:
+    with contextlib.suppress(BlockingIOError):  # it has been heard already
+        os.read(pipe, 4096)
+    _resolve(rung)
+
+
+def _resolve(rung: deque[asyncio.Future[None]]) -> None:
+    while rung:
+        future = rung.popleft()
+        if not future.done():
+            future.set_result(None)
+
+
+_BELLS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bell] = weakref.WeakKeyDictionary()
+_HANGING = threading.Lock()
+
+
+def bell_of(loop: asyncio.AbstractEventLoop) -> Bell:
+    """The one of a loop, which is the running one."""
+    bell = _BELLS.get(loop)
+    if bell is None:
+        with _HANGING:
+            bell = _BELLS[loop] = Bell(loop)
+    return bell
+
+
+Waker = tuple[Bell, "asyncio.Future[None]"]
+
+
+def wake(woken: Iterable[Waker]) -> None:
+    """Each loop's bell rings once, however many of its tasks it is for."""
+    by_bell: dict[Bell, list[asyncio.Future[None]]] = {}
+    for bell, future in woken:
+        by_bell.setdefault(bell, []).append(future)
+    for bell, futures in by_bell.items():
+        bell.ring(futures)

@@ -73,6 +73,7 @@ set(specrt_sources
     src/model/cuda_inputs.cpp
     src/model/cuda_medusa.cpp
     src/model/cuda_runner.cpp
+    src/model/device_check.cpp
     src/model/cuda_weights.cpp
     src/model/draft_head.cpp
     src/model/forward.cpp

@@ -1,13 +1,11 @@
 // Kernels put on emulated streams: the launches of cuda/launch and cuda/gemm, over the same
 // sources.
 
-#include "ops.h"
-
 #include <string>
 #include <type_traits>
 
 #include "emulated/stream.h"
-#include "gemm/arguments.h"
+#include "grids.h"
 #include "specrt/error.h"
 
 namespace specrt::cuda {
@@ -21,6 +19,15 @@ void launch(simt::Grid grid, const typename Kernel::Args& args, Stream stream) {
   emulated::put(stream, [=] { simt::run_grid<Kernel>(grid, args, emulated::settings().order); });
 }
 
+/// A stream of the emulated device, as grids.h takes it.
+struct OnHost {
+  Stream stream;
+  template <class Kernel>
+  void launch(simt::Grid grid, const typename Kernel::Args& args) const {
+    cuda::launch<Kernel>(grid, args, stream);
+  }
+};
+
 template <typename Use>
 void by_type(Type type, const Use& use) {
   if (type == Type::bf16) {
@@ -30,34 +37,8 @@ void by_type(Type type, const Use& use) {
   }
 }
 
-bool is_gated(After after) { return after == After::gate_silu || after == After::gate_gelu; }
-
 void finish(Type type, const FinishArgs& args, Stream stream) {
-  const std::int64_t outputs = is_gated(args.after) ? args.y_stride : args.n;
-  by_type(type, [&](auto t) {
-    launch<FinishProduct<decltype(t)>>({(outputs + 255) / 256, args.rows}, args, stream);
-  });
-}
-
-template <typename T, Stored kStored>
-void mma_product(Type type, GemmArgs args, float* workspace, Stream stream) {
-  args.parallel = args.splits > 1 && args.rows <= kMostParallel;
-  args.partials = workspace;
-  const std::int64_t columns = (panels_of(args.n) + kBlockPanels - 1) / kBlockPanels;
-  const auto grid = [&](std::int64_t tokens) {
-    return simt::Grid{columns, (args.rows + tokens - 1) / tokens, args.parallel ? args.splits : 1};
-  };
-  if (args.rows <= 16) {
-    launch<Gemm<T, kStored, 16>>(grid(16), args, stream);
-  } else if (args.rows <= 32) {
-    launch<Gemm<T, kStored, 32>>(grid(32), args, stream);
-  } else {
-    launch<Gemm<T, kStored, 64>>(grid(64), args, stream);
-  }
-  if (!args.parallel) return;
-  finish(type,
-         {workspace, args.bias, args.y, args.rows, args.n, args.y_stride, args.splits, args.after},
-         stream);
+  by_type(type, [&](auto t) { finish_product<decltype(t)>(OnHost{stream}, args); });
 }
 
 // In place of wgmma: one accumulator over k in order. What it shows is that weights and activations
@@ -110,20 +91,6 @@ void row_major_product(Type type, const DeviceMatrix& matrix, const Product& p, 
   } else if (p.bias != nullptr) {
     finish(type, {nullptr, p.bias, p.y, p.rows, matrix.n, p.y_stride, 0, After::add}, stream);
   }
-}
-
-template <typename T>
-void launch_attention(const AttentionArgs& args, std::int64_t rows, std::int64_t units,
-                      Stream stream) {
-  const simt::Grid grid{units, args.kv_heads, args.segments};
-  if (args.head_dim <= 64) {
-    launch<Attention<T, 64>>(grid, args, stream);
-  } else if (args.head_dim <= 128) {
-    launch<Attention<T, 128>>(grid, args, stream);
-  } else {
-    launch<Attention<T, 256>>(grid, args, stream);
-  }
-  if (args.segments > 1) launch<AttentionCombine<T>>({rows, args.q_heads}, args, stream);
 }
 
 }  // namespace
@@ -196,7 +163,7 @@ void attention(Type type, const AttentionArgs& args, std::int64_t rows, std::int
         static_cast<const void*>(args.partials)}) {
     require_on_device(at, "attention");
   }
-  by_type(type, [&](auto t) { launch_attention<decltype(t)>(args, rows, units, stream); });
+  by_type(type, [&](auto t) { attention<decltype(t)>(OnHost{stream}, args, rows, units); });
 }
 
 bool wants_row_major(int architecture, std::int64_t n, std::int64_t) {
@@ -218,18 +185,18 @@ void product(Type type, const DeviceMatrix& matrix, const Product& args, Stream 
     by_type(type, [&](auto t) { row_major_product<decltype(t)>(type, matrix, args, stream); });
     return;
   }
+  const OnHost on{stream};
   const GemmArgs gemm = gemm_args(matrix, args);
   if (matrix.stored == Stored::plain) {
-    by_type(type, [&](auto t) {
-      mma_product<decltype(t), Stored::plain>(type, gemm, args.workspace, stream);
-    });
+    by_type(type,
+            [&](auto t) { mma_product<decltype(t), Stored::plain>(on, gemm, args.workspace); });
   } else if (type != Type::bf16) {
     throw UnsupportedError(
         expected_got("product", "bfloat16 activations for int8 and int4 weights", "float16"));
   } else if (matrix.stored == Stored::int8) {
-    mma_product<simt::Bf16, Stored::int8>(type, gemm, args.workspace, stream);
+    mma_product<simt::Bf16, Stored::int8>(on, gemm, args.workspace);
   } else {
-    mma_product<simt::Bf16, Stored::int4>(type, gemm, args.workspace, stream);
+    mma_product<simt::Bf16, Stored::int4>(on, gemm, args.workspace);
   }
 }
 
@@ -242,15 +209,11 @@ void add_silu(Type type, const AddSiluArgs& args, std::int64_t rows, Stream stre
                          static_cast<const void*>(args.rounded)}) {
     require_on_device(at, "add_silu");
   }
-  by_type(type, [&](auto t) {
-    using Kernel = AddSilu<decltype(t)>;
-    launch<Kernel>({(args.width + Kernel::kThreads - 1) / Kernel::kThreads, rows}, args, stream);
-  });
+  by_type(type, [&](auto t) { add_silu<decltype(t)>(OnHost{stream}, args, rows); });
 }
 
 void finish_logits(const FinishLogitsArgs& args, std::int64_t rows, Stream stream) {
-  constexpr std::int64_t kThreads = FinishLogits::kThreads;
-  launch<FinishLogits>({(args.vocab + kThreads - 1) / kThreads, rows}, args, stream);
+  finish_logits(OnHost{stream}, args, rows);
 }
 
 void find_tops(const ChooseArgs& args, std::int64_t rows, Stream stream) {
@@ -262,8 +225,7 @@ void likely(const LikelyArgs& args, std::int64_t rows, Stream stream) {
        {static_cast<const void*>(args.logits), static_cast<const void*>(args.out)}) {
     require_on_device(at, "likely");
   }
-  launch<LikelyInChunk>({args.chunks, rows}, args, stream);
-  launch<Likely>({rows}, args, stream);
+  likely(OnHost{stream}, args, rows);
 }
 
 void choose(const ProcessArgs& process, const ChooseArgs& args, std::int64_t rows, Stream stream) {
@@ -273,10 +235,7 @@ void choose(const ProcessArgs& process, const ChooseArgs& args, std::int64_t row
         static_cast<const void*>(process.trees.tokens)}) {
     require_on_device(at, "choose");
   }
-  launch<ProcessLogits>({rows}, process, stream);
-  launch<FindTops>({args.chunks, rows}, args, stream);
-  launch<Weigh>({args.chunks, rows}, args, stream);
-  launch<Choose>({rows}, args, stream);
+  choose(OnHost{stream}, process, args, rows);
 }
 
 void verify(const VerifyArgs& args, std::int64_t sequences, Stream stream) {
@@ -285,7 +244,7 @@ void verify(const VerifyArgs& args, std::int64_t sequences, Stream stream) {
 
 void commit(const CommitArgs& args, std::int64_t sequences, std::int64_t planes, Stream stream) {
   require_on_device(args.planes, "commit");
-  launch<Commit>({args.most_nodes, sequences, planes}, args, stream);
+  commit(OnHost{stream}, args, sequences, planes);
 }
 
 }  // namespace specrt::cuda

@@ -2,6 +2,6 @@
 
 namespace specrt::cuda {
 
-template void mma_product<simt::Half, Stored::plain>(GemmArgs, float*, Stream);
+template void mma_product<simt::Half, Stored::plain>(const GemmArgs&, float*, Stream);
 
 }  // namespace specrt::cuda

@@ -2,6 +2,6 @@
 
 namespace specrt::cuda {
 
-template void mma_product<simt::Bf16, Stored::int4>(GemmArgs, float*, Stream);
+template void mma_product<simt::Bf16, Stored::int4>(const GemmArgs&, float*, Stream);
 
 }  // namespace specrt::cuda

@@ -2,6 +2,6 @@
 
 namespace specrt::cuda {
 
-template void mma_product<simt::Bf16, Stored::int8>(GemmArgs, float*, Stream);
+template void mma_product<simt::Bf16, Stored::int8>(const GemmArgs&, float*, Stream);
 
 }  // namespace specrt::cuda

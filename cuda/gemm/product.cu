@@ -7,8 +7,6 @@
 namespace specrt::cuda {
 namespace {
 
-bool is_gated(After after) { return after == After::gate_silu || after == After::gate_gelu; }
-
 // wgmma's splits have k of equal length.
 std::int64_t sm90_splits(std::int64_t n, std::int64_t k) {
   std::int64_t splits = splits_of(n, k);
@@ -28,11 +26,8 @@ void sm90(Type type, const Sm90Product& args, Stream stream) {
   count_launch();  // which CUTLASS made
 }
 
-void finish(Type type, FinishArgs args, Stream stream) {
-  const std::int64_t outputs = is_gated(args.after) ? args.y_stride : args.n;
-  by_type(type == Type::bf16, [&](auto t) {
-    launch<FinishProduct<decltype(t)>>({(outputs + 255) / 256, args.rows}, args, stream);
-  });
+void finish(Type type, const FinishArgs& args, Stream stream) {
+  by_type(type == Type::bf16, [&](auto t) { finish_product<decltype(t)>(OnGpu{stream}, args); });
 }
 
 // Few rows: every split at once, each with sums of its own, which FinishProduct adds up. Many:

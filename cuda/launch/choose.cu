@@ -1,5 +1,5 @@
+#include "grids.h"
 #include "launch/launch.cuh"
-#include "ops.h"
 
 namespace specrt::cuda {
 
@@ -8,15 +8,11 @@ void find_tops(const ChooseArgs& args, std::int64_t rows, Stream stream) {
 }
 
 void likely(const LikelyArgs& args, std::int64_t rows, Stream stream) {
-  launch<LikelyInChunk>({args.chunks, rows}, args, stream);
-  launch<Likely>({rows}, args, stream);
+  likely(OnGpu{stream}, args, rows);
 }
 
 void choose(const ProcessArgs& process, const ChooseArgs& args, std::int64_t rows, Stream stream) {
-  launch<ProcessLogits>({rows}, process, stream);
-  launch<FindTops>({args.chunks, rows}, args, stream);
-  launch<Weigh>({args.chunks, rows}, args, stream);
-  launch<Choose>({rows}, args, stream);
+  choose(OnGpu{stream}, process, args, rows);
 }
 
 void verify(const VerifyArgs& args, std::int64_t sequences, Stream stream) {

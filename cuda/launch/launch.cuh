@@ -48,6 +48,15 @@ template <class Kernel>
   count_launch();
 }
 
+/// A stream of a GPU, as grids.h takes it.
+struct OnGpu {
+  Stream stream;
+  template <class Kernel>
+  void launch(simt::Grid grid, const typename Kernel::Args& args) const {
+    cuda::launch<Kernel>(grid, args, stream);
+  }
+};
+
 /// Calls use(T{}) for the type.
 template <typename Use>
 void by_type(bool bf16, const Use& use) {

@@ -1,5 +1,5 @@
+#include "grids.h"
 #include "launch/launch.cuh"
-#include "ops.h"
 
 namespace specrt::cuda {
 
@@ -26,15 +26,11 @@ void add_block(const AddBlockArgs& args, std::int64_t rows, Stream stream) {
 }
 
 void add_silu(Type type, const AddSiluArgs& args, std::int64_t rows, Stream stream) {
-  by_type(type == Type::bf16, [&](auto t) {
-    using Kernel = AddSilu<decltype(t)>;
-    launch<Kernel>({(args.width + Kernel::kThreads - 1) / Kernel::kThreads, rows}, args, stream);
-  });
+  by_type(type == Type::bf16, [&](auto t) { add_silu<decltype(t)>(OnGpu{stream}, args, rows); });
 }
 
 void finish_logits(const FinishLogitsArgs& args, std::int64_t rows, Stream stream) {
-  constexpr std::int64_t kThreads = FinishLogits::kThreads;
-  launch<FinishLogits>({(args.vocab + kThreads - 1) / kThreads, rows}, args, stream);
+  finish_logits(OnGpu{stream}, args, rows);
 }
 
 void rms_norm(Type type, const RmsNormArgs& args, std::int64_t rows, Stream stream) {
@@ -51,7 +47,7 @@ void rope_kv(Type type, const RopeKvArgs& args, std::int64_t rows, Stream stream
 }
 
 void commit(const CommitArgs& args, std::int64_t sequences, std::int64_t planes, Stream stream) {
-  launch<Commit>({args.most_nodes, sequences, planes}, args, stream);
+  commit(OnGpu{stream}, args, sequences, planes);
 }
 
 }  // namespace specrt::cuda

@@ -221,6 +221,10 @@ class SPECRT_API Decoder {
   /// now and then. Depends on that sequence alone.
   std::int64_t draft_limit(SequenceId id, std::int64_t most) const;
 
+  /// How many of `rows` rows prompts may take in the next round for sequences with a
+  /// target_tpot_seconds to keep it. All of them where nobody has one, or a prompt has waited long.
+  std::int64_t prompt_limit(std::int64_t rows) const;
+
   /// How many draft nodes each sequence with policy `goodput` should get of `most` (by sequences(),
   /// 0 for all others), given what the others draft and rows of prompts. Whatever it says,
   /// `coupled` text is the same.

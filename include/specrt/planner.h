@@ -82,6 +82,10 @@ struct DraftCandidate {
   double width = 1.0;         ///< nodes a depth: node i (from 0) has depth i / width + 1
   double node_seconds = 0.0;  ///< of drafting one more node for it
   double pace_seconds = 0.0;  ///< what a token of it may take; 0: anything
+  /// What each of all its tokens to come may take for its target to be met in the end. While that
+  /// can be had and the pace cannot, the best that can be had is the pace. 0: the pace is as it is.
+  double hope_seconds = 0.0;
+  double tokens = 1.0;  ///< expected without any of these nodes
 };
 
 /// What a round costs by what is drafted in it.
@@ -89,6 +93,7 @@ struct RoundCosts {
   std::span<const double> pass;   ///< [n]: the pass with n draft nodes in all; the last is the most
   std::span<const double> draft;  ///< [d]: drafting to depth d, but for node_seconds; [0]: others'
   double limit_seconds = 0.0;     ///< what the round may take; 0: anything
+  double aside_seconds = 0.0;     ///< of every pass, that count for no pace
 };
 
 struct Allocation {
@@ -107,10 +112,10 @@ SPECRT_API Allocation allocate_drafts(std::span<const DraftCandidate> candidates
                                       const RoundCosts& costs, double other_tokens);
 inline constexpr double kLeastGain = 1.01;
 
-/// Seconds that the next token of a sequence may take for its mean time per token to be back at
-/// `target` within kPaceTokens tokens, of `tokens` after the first in `elapsed` seconds; within a
-/// factor of 4 of the target.
-SPECRT_API double pace_of(double target, double elapsed, std::int64_t tokens);
-inline constexpr std::int64_t kPaceTokens = 16;
+/// Seconds that each of the next `window` tokens of a sequence may take for its mean time per token
+/// to be at `target` behind them, of `tokens` after the first in `elapsed` seconds; within a factor
+/// of 4 of the target.
+SPECRT_API double pace_of(double target, double elapsed, std::int64_t tokens,
+                          std::int64_t window = 16);
 
 }  // namespace specrt

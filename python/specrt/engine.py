@@ -97,10 +97,12 @@ class Engine:
             folder or hub id of an EAGLE or Medusa head, or an object of `specrt.drafters`.
         tokenizer: a Hugging Face tokenizer, or where to load one; None takes the target's own.
         device: "auto" (the CPU), "cpu", "cuda" or "cuda:N": an NVIDIA GPU, in a build with CUDA. It
-            takes dtypes "bfloat16", "int8" and "int4", a bfloat16 KV cache, and every drafter; what
-            it does not take is refused by name. No GPU has run it so far: see README.
-        dtype: of weights: "float32", "bfloat16", "int8" or "int4" (the weights alone), or "w8a8"
-            (int8 activations too). "auto" is float32 for float32 checkpoints, else bfloat16.
+            takes dtypes "bfloat16", "float16", "int8" and "int4", a KV cache as "auto" has it, and
+            every drafter; what it does not take is refused by name. No GPU has run it so far: see
+            README.
+        dtype: of weights: "float32", "bfloat16", "float16" (with device "cuda"), "int8" or "int4"
+            (the weights alone), or "w8a8" (int8 activations too). "auto" is float32 for float32
+            checkpoints, else bfloat16.
         threads: None takes the cores that this process may use.
         pin_threads: tie each thread but the caller's to a core.
         max_model_len: tokens of prompt and output together; None takes the model's own limit.
@@ -111,9 +113,10 @@ class Engine:
         max_num_batched_tokens: tokens in one forward pass, prefill and drafts together.
         max_queued_requests: requests that may wait; more raise QueueFullError. None: any number.
         block_size: tokens in a block of the paged KV cache.
-        kv_cache_dtype: how target and draft model keep keys and values: "auto" (float32 for a
-            float32 model, else bfloat16), "float32", "bfloat16" or "int8" (with a scale for each
-            token and head). The text may differ from one to another.
+        kv_cache_dtype: how target and draft model keep keys and values: "auto" (a float32 or
+            float16 model's own, else bfloat16), "float32", "bfloat16", "float16" (with device
+            "cuda") or "int8" (with a scale for each token and head). The text may differ from one
+            to another.
         num_speculative_tokens: draft tokens a round; None takes the drafter's default, 0 drafts
             nothing.
         verification: "coupled" (the target's own choice decides, so that the output does not

@@ -87,13 +87,15 @@ def open_head(
     saved file. Raises as `open_eagle` and `open_mtp` do.
     """
     config = target.config
+    # Where a target is in float16, what it shares with its head is as well.
+    dtype = "float16" if (spec.dtype, target.dtype) == ("auto", "float16") else spec.dtype
     shape = TargetShape(config.vocab_size, config.hidden_size, config.num_layers)
     if isinstance(spec, Eagle):
         head = open_eagle(
             spec.model,
             shape,
             kind="eagle3" if isinstance(spec, Eagle3) else "eagle",
-            dtype=spec.dtype,
+            dtype=dtype,
             aux_layer_ids=spec.aux_layer_ids if isinstance(spec, Eagle3) else None,
             aux_convention=spec.aux_convention if isinstance(spec, Eagle3) else "input",
             max_model_len=max_model_len,
@@ -101,7 +103,7 @@ def open_head(
     else:
         from .loading.mtp import open_mtp
 
-        head = open_mtp(checkpoint, dtype=spec.dtype)
+        head = open_mtp(checkpoint, dtype=dtype)
     features = Features(layers=head.feature_layers, normed=head.feature_normed)
     nodes, levels = spec.sizes(tokens, 1 + len(head.later), merged)
     return OpenedHead(

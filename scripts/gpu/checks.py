@@ -417,6 +417,48 @@ def medusa_drafts(at: Setup) -> str:
 
 
 @check
+def float16_models(at: Setup) -> str:
+    """In float16: log-probabilities within its tolerance of float32's on the CPU, and the same
+    bytes whatever drafts and whoever is beside. The CPU refuses it by name."""
+    from draft_heads import Head, write
+
+    prompts = prompts_of(5, 23, 40)
+    params = greedy(24, logprobs=1)
+    try:
+        plain = at.run(at.l2, None, prompts, params, dtype="float16")
+    except specrt.UnsupportedError as error:
+        if at.device.startswith("cuda"):
+            raise
+        return str(error)
+    texts = known(plain)
+    asked = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    here = at.run(at.l2, None, texts, asked, dtype="float16")
+    exact = Setup("cpu", at.folder).run(at.l2, None, texts, asked, dtype="float32")
+    worst = 0.0
+    for one, other in zip(here, exact, strict=True):
+        assert one.prompt_logprobs is not None
+        assert other.prompt_logprobs is not None
+        for mine, theirs in zip(one.prompt_logprobs[1:], other.prompt_logprobs[1:], strict=True):
+            assert mine is not None
+            assert theirs is not None
+            (token,) = mine
+            worst = max(worst, abs(mine[token].logprob - theirs[token].logprob))
+    assert worst <= 0.04, worst
+    for name, drafter in drafters_for(at, texts).items():
+        outputs = at.run(at.l2, drafter, prompts, params, dtype="float16")
+        assert_same(outputs, plain, name)
+    (alone,) = at.run(at.l2, NGram(num_speculative_tokens=2), prompts[1:2], params, dtype="float16")
+    assert_same([alone], plain[1:2], "alone")
+    head = Head("eagle3", seed=8)
+    path = write(at.folder / "head3", head.config(), head.stored())
+    target = at.model("layers6", layers=6, seed=9, lm_head_scale=4.0)
+    spec = Eagle3(path, num_speculative_tokens=2, aux_layer_ids=(1, 3, 4))
+    outputs = at.run(target, spec, prompts, params, dtype="float16")
+    assert_same(outputs, at.run(target, None, prompts, params, dtype="float16"), "EAGLE-3")
+    return f"log-probabilities differ by {worst:.4f} at most from float32's"
+
+
+@check
 def two_clients(at: Setup) -> str:
     """Two threads, twenty requests each, with a drafter: done within 30 s, each as if alone (fault
     173)."""

@@ -5,16 +5,30 @@
 namespace specrt {
 
 const char* name_of(KvDType dtype) {
-  return dtype == KvDType::f32 ? "float32" : dtype == KvDType::bf16 ? "bfloat16" : "int8";
+  switch (dtype) {
+    case KvDType::f32:
+      return "float32";
+    case KvDType::bf16:
+      return "bfloat16";
+    case KvDType::f16:
+      return "float16";
+    case KvDType::i8:
+      return "int8";
+  }
+  return "unknown";
 }
 
 KvDType kv_dtype_from_name(const std::string& name, DType model) {
-  if (name == "auto") return model == DType::f32 ? KvDType::f32 : KvDType::bf16;
+  if (name == "auto") {
+    return model == DType::f32 ? KvDType::f32 : model == DType::f16 ? KvDType::f16 : KvDType::bf16;
+  }
   if (name == "float32" || name == "fp32" || name == "f32") return KvDType::f32;
   if (name == "bfloat16" || name == "bf16") return KvDType::bf16;
+  if (name == "float16" || name == "fp16" || name == "f16") return KvDType::f16;
   if (name == "int8") return KvDType::i8;
   throw InvalidArgument(expected_got(
-      "kv_cache_dtype", "\"auto\", \"float32\", \"bfloat16\" or \"int8\" (or fp32, f32, bf16)",
+      "kv_cache_dtype",
+      "\"auto\", \"float32\", \"bfloat16\", \"float16\" (or fp32, bf16, fp16) or \"int8\"",
       '"' + name + '"'));
 }
 

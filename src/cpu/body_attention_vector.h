@@ -191,6 +191,8 @@ void attention(const AttentionArgs& args, std::int64_t task_begin, std::int64_t 
     case KvDType::i8:
       attend<std::int8_t>(args, task_begin, task_end);
       break;
+    case KvDType::f16:  // refused before (check_device)
+      break;
   }
 }
 

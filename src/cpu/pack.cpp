@@ -18,6 +18,7 @@ std::int64_t panel_bytes(std::int64_t k, Precision precision) {
     case Precision::f32:
       return kPanel * k * 4;
     case Precision::bf16:
+    case Precision::f16:
       return kPanel * ((k + 1) / 2 * 2) * 2;
     case Precision::int8:
     case Precision::w8a8:
@@ -28,12 +29,13 @@ std::int64_t panel_bytes(std::int64_t k, Precision precision) {
   return 0;
 }
 
-/// Where an element of a panel is, in elements (f32, bf16) or bytes (int8, w8a8).
+/// Where an element of a panel is, in elements (f32, bf16, f16) or bytes (int8, w8a8).
 std::int64_t place(std::int64_t lane, std::int64_t column, Precision precision) {
   switch (precision) {
     case Precision::f32:
       return column * kPanel + lane;
     case Precision::bf16:
+    case Precision::f16:
       return (column / 2 * kPanel + lane) * 2 + column % 2;
     case Precision::int8:
     case Precision::w8a8:
@@ -57,10 +59,17 @@ std::int64_t scale_place4(std::int64_t lane, std::int64_t group) {
   return packed::kHeader + group * packed::kInt4Step + lane * 2;
 }
 
+/// Bits of a half.
+struct Half {
+  std::uint16_t bits;
+};
+
 void convert(float x, float& out) { out = x; }
 void convert(float x, std::uint16_t& out) { out = float_to_bf16(x); }
 void convert(std::uint16_t x, float& out) { out = bf16_to_float(x); }
 void convert(std::uint16_t x, std::uint16_t& out) { out = x; }
+void convert(float x, Half& out) { out.bits = weight_to_half(x); }
+void convert(std::uint16_t x, Half& out) { convert(bf16_to_float(x), out); }
 
 template <typename From, typename To>
 void pack(const void* source, std::int64_t n, std::int64_t k, Precision to, const PackedRows& rows,
@@ -156,6 +165,15 @@ void quantise_rows(const void* source, DType from, std::int64_t n, std::int64_t 
 
 }  // namespace
 
+std::uint16_t weight_to_half(float value) {
+  const std::uint16_t half = float_to_half(value);
+  if (std::isfinite(value) && !std::isfinite(half_to_float(half))) {
+    throw InvalidArgument(
+        expected_got("weights", "values of at most 65504 in float16", std::to_string(value)));
+  }
+  return half;
+}
+
 std::int64_t PackedRows::row(std::int64_t r) const {
   const std::int64_t at = first + r;
   return (at / kPanel * panel_step + panel_offset) * kPanel + at % kPanel;
@@ -173,6 +191,8 @@ void pack_rows(const void* source, DType from, std::int64_t n, std::int64_t k, P
   } else if (to == Precision::bf16) {
     (from_float ? pack<float, std::uint16_t> : pack<std::uint16_t, std::uint16_t>)(source, n, k, to,
                                                                                    rows, packed);
+  } else if (to == Precision::f16) {
+    (from_float ? pack<float, Half> : pack<std::uint16_t, Half>)(source, n, k, to, rows, packed);
   } else {
     quantise_rows(source, from, n, k, to, rows, importance, packed);
   }
@@ -212,6 +232,9 @@ void unpack_row(const void* packed, Precision precision, std::int64_t k, std::in
       case Precision::bf16:
         out[c] =
             bf16_to_float(reinterpret_cast<const std::uint16_t*>(panel)[place(lane, c, precision)]);
+        break;
+      case Precision::f16:
+        out[c] = half_at(place(lane, c, precision) * 2);
         break;
       case Precision::int8:
       case Precision::w8a8: {

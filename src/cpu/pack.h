@@ -49,5 +49,7 @@ std::uint16_t float_to_bf16(float value);
 /// The same for fp16; beyond its range is infinity.
 float half_to_float(std::uint16_t value);
 std::uint16_t float_to_half(float value);
+/// Throws InvalidArgument for a finite value that a half cannot hold.
+std::uint16_t weight_to_half(float value);
 
 }  // namespace specrt::cpu

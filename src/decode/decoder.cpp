@@ -51,9 +51,9 @@ std::string resolve_kv_cache_dtype(const std::string& kv_cache_dtype, DType dtyp
 MemoryUse memory_of(const ModelConfig& config, Precision precision, const DecoderOptions& options) {
   require_cache(options);
   const RunnerOptions runner = runner_options(options, false);
+  check_device(config, precision, runner);
   MemoryUse use;
   if (const std::optional<int> device = cuda_device_of(options.device)) {
-    check_cuda(config, precision, runner);
     use.weights = cuda_layout(config, precision, cuda::architecture_of(*device)).bytes;
   } else {
     use.weights = weight_bytes(config, precision);

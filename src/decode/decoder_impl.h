@@ -63,7 +63,10 @@ struct Decoder::Impl {
     Impl& impl_;
   };
 
-  double draft_seconds = 0;                        // of the round under way
+  double draft_seconds = 0;  // of the round under way
+  // Of the last rounds in which somebody decoded: all, and what the prompts in them took.
+  double recent_seconds = 0;
+  double recent_prompt_seconds = 0;
   std::chrono::steady_clock::time_point launched;  // where its pass is on a GPU already
   RoundTimes times;                                // of the last finished round
   DecoderTotals totals;
@@ -93,7 +96,10 @@ struct Decoder::Impl {
   bool trims_freely(const Sequence& sequence) const;
   void trim();
   std::int64_t whole_rows(std::int64_t rows, std::int64_t prompt_rows) const;
-  void fill_pass_costs(std::int64_t base, std::int64_t most) const;
+  double fill_pass_costs(std::int64_t rows, std::int64_t prompt_rows, std::int64_t most) const;
+  void set_pace(const Sequence& s, std::chrono::steady_clock::time_point now,
+                DraftCandidate& one) const;
+  bool add_paced(const Sequence& s, double tokens, std::chrono::steady_clock::time_point now) const;
   double round_limit(std::int64_t prompt_rows, std::chrono::steady_clock::time_point now) const;
   void add_probes(std::span<const std::size_t> which, const Allocation& best,
                   std::vector<std::int64_t>& out) const;
@@ -111,6 +117,7 @@ struct Decoder::Impl {
   // Scratch of planning, which changes nothing.
   mutable std::vector<double> node_gains;
   mutable std::vector<double> pass_costs;
+  mutable std::vector<DraftCandidate> paced;  // that have a target and nothing to choose
   mutable std::vector<double> draft_costs;
   std::vector<double> survival;
   std::vector<std::int32_t> node_order;

@@ -16,15 +16,15 @@ constexpr double kHopedFor = 0.9;          // acceptance for which a probe would
 constexpr std::int64_t kOneMore = 16;      // one round in so many is trimmed to one node more
 constexpr double kFree = 0.01;             // of a pass: drafting that takes less costs nothing
 constexpr std::size_t kMostDrafters = 64;  // records of; beyond, the last one is shared
+constexpr std::int64_t kPaceTokens = 16;   // within which who is behind is to be in time again
+constexpr double kOnTime = 0.9;            // of a target: rounds differ, and the last ones count
+constexpr double kUneven = 1.1;    // rounds take longer than costs say, and some have drafts
+constexpr double kMostHeld = 1.0;  // seconds that a prompt waits for others' targets
+constexpr std::int64_t kLeastPrompt = 32;  // rows of prompts that a round is made longer for
+constexpr double kForget = 63.0 / 64.0;    // of recent rounds, each round
 
 double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
-}
-
-double pace(const Sequence& s, Clock::time_point now) {
-  const double target = s.params.speculation.target_tpot_seconds;
-  if (target <= 0.0) return 0.0;
-  return pace_of(target, seconds_between(s.first_token, now), s.counters.tokens - 1);
 }
 
 bool is_chain(const DraftTree& draft) {
@@ -72,6 +72,31 @@ Decoder::Impl::DrafterRecord* Decoder::Impl::record_of(const std::string& name) 
 
 std::int64_t Decoder::Impl::decoding() const {
   return std::count_if(live.begin(), live.end(), [](const auto& s) { return !s->prefilling(); });
+}
+
+// Its target as allocate_drafts() takes it: as long as prompts take their share of the time, rounds
+// without any have to be faster.
+void Decoder::Impl::set_pace(const Sequence& s, Clock::time_point now, DraftCandidate& one) const {
+  const double target = kOnTime * s.params.speculation.target_tpot_seconds;
+  if (target <= 0.0) return;
+  const double others = recent_seconds > 0.0 ? recent_prompt_seconds / recent_seconds : 0.0;
+  const double elapsed = seconds_between(s.first_token, now);
+  const std::int64_t left = std::max<std::int64_t>(1, s.tokens_left());
+  const auto within = [&](std::int64_t window) {
+    return (1.0 - others) * pace_of(target, elapsed, s.counters.tokens - 1, window);
+  };
+  one.pace_seconds = within(std::min(left, kPaceTokens));
+  one.hope_seconds = within(left);
+}
+
+// Those that have a target and nothing to choose are slowed by others' drafts all the same.
+bool Decoder::Impl::add_paced(const Sequence& s, double tokens, Clock::time_point now) const {
+  DraftCandidate one;
+  set_pace(s, now, one);
+  if (one.pace_seconds <= 0.0) return false;
+  one.tokens = tokens;
+  paced.push_back(one);
+  return true;
 }
 
 // What running sequences ask for that follow the tiers; -1: they say nothing.
@@ -122,11 +147,13 @@ void Decoder::Impl::observe_round(double seconds) {
   std::int64_t tiered = 0;
   std::int64_t tier_accepted = 0;
   std::int64_t prompt_rows = 0;
+  bool decodes = false;
   for (const auto& s : live) {
     if (!s->in_pass || s->finish != Finish::none) continue;
     ++sequences;
     context += s->length();
     prompt_rows += s->prompt_rows;
+    decodes = decodes || !s->prefilling();
     if (s->prefilling() || s->drafter == nullptr) continue;
     if (s->params.speculation.policy == Policy::ema_tiers && !s->params.draft_changes_text()) {
       ++tiered;
@@ -138,7 +165,16 @@ void Decoder::Impl::observe_round(double seconds) {
                   static_cast<double>(tier_accepted) / static_cast<double>(tiered));
   }
   if (sequences > 0) {
-    cost.observe_pass(whole_rows(runner.rows(), prompt_rows), sequences, context, seconds);
+    const std::int64_t rows = whole_rows(runner.rows(), prompt_rows);
+    cost.observe_pass(rows, sequences, context, seconds);
+    if (decodes) {
+      const double without = cost.pass_seconds(
+          std::max<std::int64_t>(1, runner.rows() - prompt_rows), sequences, context);
+      const double share = 1.0 - without / cost.pass_seconds(rows, sequences, context);
+      recent_seconds = kForget * recent_seconds + seconds;
+      recent_prompt_seconds = kForget * recent_prompt_seconds +
+                              (prompt_rows > 0 ? std::max(0.0, share) * seconds : 0.0);
+    }
   }
   if (drafting.empty()) return;
   for (const Sequence* s : drafting) {
@@ -167,16 +203,23 @@ bool Decoder::Impl::trims_freely(const Sequence& s) const {
              kFree * cost.pass_seconds(1, 1, 0);
 }
 
-// Passes of `base` rows and 0 to `most` draft nodes.
-void Decoder::Impl::fill_pass_costs(std::int64_t base, std::int64_t most) const {
+// Passes of so many rows, of prompts beside them, and 0 to `most` draft nodes. Returns what the
+// prompts take of each.
+double Decoder::Impl::fill_pass_costs(std::int64_t rows, std::int64_t prompt_rows,
+                                      std::int64_t most) const {
   std::int64_t context = 0;
   for (const auto& s : live) context += s->length();
+  const std::int64_t base = whole_rows(rows + prompt_rows, prompt_rows);
   pass_costs.clear();
   double longest = 0.0;
   for (std::int64_t n = 0; n <= most; ++n) {
     longest = std::max(longest, cost.pass_seconds(base + n, std::ssize(live), context));
     pass_costs.push_back(longest);
   }
+  if (prompt_rows == 0) return 0.0;
+  const double without =
+      cost.pass_seconds(std::max<std::int64_t>(1, rows), std::ssize(live), context);
+  return std::max(0.0, pass_costs[0] - without);
 }
 
 // What the round may take for every waiting prompt to be in time.
@@ -193,6 +236,50 @@ double Decoder::Impl::round_limit(std::int64_t prompt_rows, Clock::time_point no
     limit = limit == 0.0 ? slack : std::min(limit, slack);
   }
   return limit;
+}
+
+// Whoever decodes has so much time to spare for prompts as its own rounds, without drafts, leave of
+// its target. A prompt waits for that no longer than kMostHeld, or than its own target allows.
+std::int64_t Decoder::prompt_limit(std::int64_t rows) const {
+  const Impl& d = *impl_;
+  const Clock::time_point now = Clock::now();
+  std::int64_t context = 0;
+  std::int64_t decoding = 0;
+  for (const auto& s : d.live) {
+    context += s->length();
+    decoding += s->prefilling() ? 0 : 1;
+  }
+  const auto seconds_with = [&](std::int64_t prompt_rows) {
+    return d.cost.pass_seconds(d.whole_rows(decoding + prompt_rows, prompt_rows),
+                               std::ssize(d.live), context);
+  };
+  const double without = seconds_with(0);
+  double spare = -1.0;  // anything
+  for (const auto& s : d.live) {
+    if (s->prefilling()) {
+      // One that was preempted is late already.
+      const double own = s->params.speculation.target_ttft_seconds;
+      const double most = own > 0.0 ? 0.5 * own : kMostHeld;
+      if (s->counters.tokens > 0 || seconds_between(s->arrived, now) > most) return rows;
+      continue;
+    }
+    const double target = s->params.speculation.target_tpot_seconds;
+    if (target <= 0.0) continue;
+    const auto left = static_cast<double>(std::max<std::int64_t>(1, s->tokens_left()));
+    const double whole = target * (static_cast<double>(s->counters.tokens - 1) + left);
+    const double elapsed = seconds_between(s->first_token, now);
+    if (elapsed + left * without > whole) continue;  // late, whether they wait or not
+    const double slack = std::max(0.0, kOnTime * whole - elapsed - kUneven * left * without);
+    spare = spare < 0.0 ? slack : std::min(spare, slack);
+  }
+  if (spare < 0.0 || seconds_with(rows) - without <= spare) return rows;
+  // A pass with very few of them is hardly shorter than one with more.
+  std::int64_t fits = 0;
+  for (std::int64_t more = kLeastPrompt; more < rows; more += kLeastPrompt) {
+    if (seconds_with(more) - without > spare) break;
+    fits = more;
+  }
+  return fits;
 }
 
 std::vector<std::int64_t> Decoder::allocate(std::span<const std::int64_t> most,
@@ -222,9 +309,14 @@ std::vector<std::int64_t> Decoder::allocate(std::span<const std::int64_t> most,
     return drafters.emplace_back(Impl::DrafterUse{&s});
   };
   d.node_gains.clear();
+  d.paced.clear();
   for (std::size_t i = 0; i < most.size(); ++i) {
     const Sequence& s = *d.live[i];
-    if (s.prefilling() || s.drafter == nullptr) continue;
+    if (s.prefilling()) continue;
+    if (s.drafter == nullptr) {
+      (void)d.add_paced(s, 1.0, now);
+      continue;
+    }
     // Deeper nodes could never be used.
     const double width = std::max(1.0, s.brake.width());
     const std::int64_t reach = std::max<std::int64_t>(0, s.tokens_left() - 1);
@@ -234,14 +326,18 @@ std::vector<std::int64_t> Decoder::allocate(std::span<const std::int64_t> most,
     if (const std::int64_t nodes = trimmed_later ? most[i] : others[i]; nodes > 0) {
       const std::int64_t depth = std::min(depth_of(nodes, width), reach);
       given += nodes;
-      given_tokens += s.expected.expected(depth);
+      const double tokens = s.expected.expected(depth);
+      if (!d.add_paced(s, 1.0 + tokens, now)) given_tokens += tokens;
       given_seconds +=
           static_cast<double>(depth) * d.cost.draft_of(s.drafter->name(), s.step_cost).sequence;
       Impl::DrafterUse& use = use_of(s);
       use.given = std::max(use.given, depth);
       continue;
     }
-    if (most[i] <= 0) continue;
+    if (most[i] <= 0) {
+      (void)d.add_paced(s, 1.0, now);
+      continue;
+    }
     DraftCandidate one;
     one.width = width;
     const auto useful = static_cast<std::int64_t>(std::ceil(width * static_cast<double>(reach)));
@@ -255,7 +351,7 @@ std::vector<std::int64_t> Decoder::allocate(std::span<const std::int64_t> most,
       d.node_gains.push_back(reached / one.width);
     }
     deepest = std::max(deepest, static_cast<std::size_t>(depth));
-    one.pace_seconds = pace(s, now);
+    d.set_pace(s, now, one);
     one.node_seconds = d.cost.draft_of(s.drafter->name(), s.step_cost).sequence / one.width;
     total += nodes;
     candidates.push_back(one);
@@ -267,8 +363,9 @@ std::vector<std::int64_t> Decoder::allocate(std::span<const std::int64_t> most,
     const std::size_t end = i + 1 < candidates.size() ? first_gain[i + 1] : d.node_gains.size();
     candidates[i].gains = std::span(d.node_gains).subspan(first_gain[i], end - first_gain[i]);
   }
+  candidates.insert(candidates.end(), d.paced.begin(), d.paced.end());
   const std::int64_t decoding = d.decoding();
-  d.fill_pass_costs(d.whole_rows(decoding + given + prompt_rows, prompt_rows), total);
+  const double aside = d.fill_pass_costs(decoding + given, prompt_rows, total);
   d.draft_costs.assign(deepest + 1, given_seconds);
   for (const Impl::DrafterUse& use : drafters) {
     const CostModel::Draft cost = d.cost.draft_of(use.of->drafter->name(), use.of->step_cost);
@@ -278,7 +375,7 @@ std::vector<std::int64_t> Decoder::allocate(std::span<const std::int64_t> most,
       if (steps > 0) d.draft_costs[depth] += cost.call + static_cast<double>(steps) * cost.step;
     }
   }
-  RoundCosts costs{d.pass_costs, d.draft_costs, d.round_limit(prompt_rows, now)};
+  const RoundCosts costs{d.pass_costs, d.draft_costs, d.round_limit(prompt_rows, now), aside};
   const Allocation best = allocate_drafts(
       candidates, costs, static_cast<double>(decoding - std::ssize(candidates)) + given_tokens);
   for (std::size_t i = 0; i < which.size(); ++i) out[which[i]] = best.nodes[i];
@@ -318,6 +415,8 @@ void Decoder::Impl::trim() {
   double given_tokens = 0.0;  // of drafts that are no choice
   candidates.clear();
   trimmed_of.clear();
+  paced.clear();
+  const Clock::time_point now = Clock::now();
   for (const auto& s : live) {
     if (!s->in_pass || s->finish != Finish::none) continue;
     if (s->prefilling()) {
@@ -329,14 +428,15 @@ void Decoder::Impl::trim() {
                      !s->params.draft_changes_text() && !s->params.speculation.synthetic() &&
                      has_confidences(s->draft);
     if (!may) {
-      given_tokens += s->prefilling() || s->drafter == nullptr ? 0.0 : expected_of(*s);
+      if (s->prefilling()) continue;
+      const double tokens = s->drafter == nullptr ? 0.0 : expected_of(*s);
+      if (!add_paced(*s, 1.0 + tokens, now)) given_tokens += tokens;
       continue;
     }
     total += std::ssize(s->draft.tokens());
     trimmed_of.push_back(s.get());
   }
   if (trimmed_of.empty()) return;
-  const Clock::time_point now = Clock::now();
   node_gains.clear();
   node_order.clear();
   for (const Sequence* s : trimmed_of) {
@@ -360,19 +460,20 @@ void Decoder::Impl::trim() {
     }
     DraftCandidate one;
     one.width = static_cast<double>(draft.size());  // drafted already: depth costs nothing
-    one.pace_seconds = pace(*s, now);
+    set_pace(*s, now, one);
     candidates.push_back(one);
   }
   std::size_t first = 0;
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
+  for (std::size_t i = 0; i < trimmed_of.size(); ++i) {
     const std::size_t size = trimmed_of[i]->draft.size();
     candidates[i].gains = std::span(node_gains).subspan(first, size);
     first += size;
   }
-  fill_pass_costs(whole_rows(rows - total + prompt_rows, prompt_rows), total);
+  candidates.insert(candidates.end(), paced.begin(), paced.end());
+  const double aside = fill_pass_costs(rows - total, prompt_rows, total);
   constexpr double kDrafted[] = {0.0, 0.0};
   const Allocation best =
-      allocate_drafts(candidates, {pass_costs, kDrafted, 0.0},
+      allocate_drafts(candidates, {pass_costs, kDrafted, 0.0, aside},
                       static_cast<double>(decoding() - std::ssize(candidates)) + given_tokens);
   first = 0;
   for (std::size_t i = 0; i < trimmed_of.size(); ++i) {

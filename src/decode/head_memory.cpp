@@ -51,9 +51,9 @@ std::int64_t HeadSizes::workspace_bytes(const ModelConfig& head, const DraftHead
 MemoryUse memory_of(const ModelConfig& head, Precision precision, const DraftHeadOptions& options,
                     std::int64_t target_vocab_size) {
   const HeadSizes sizes(head, options);
+  check_device(head, precision, sizes.runner);
   MemoryUse use;
   if (const std::optional<int> device = cuda_device_of(options.device)) {
-    check_cuda(head, precision, sizes.runner);
     use.weights = cuda_layout(head, precision, cuda::architecture_of(*device)).bytes;
   } else {
     use.weights = weight_bytes(head, precision);

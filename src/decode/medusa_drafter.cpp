@@ -253,11 +253,11 @@ class MedusaDrafter final : public Drafter {
 
 MemoryUse memory_of_medusa(const MedusaConfig& config, Precision precision, int max_batch_size,
                            const std::string& device) {
+  check_dtype(precision, device);
   MemoryUse use;
   use.workspace = MedusaRunner::workspace_bytes(config, rows_at_once(max_batch_size), device) +
                   max_batch_size * config.hidden_size * 4;
   if (const std::optional<int> on = cuda_device_of(device)) {
-    check_cuda_dtype(precision);
     use.weights = CudaMedusa::weight_bytes(config, precision, *on);
     return use;  // what the host has is not counted
   }

@@ -102,16 +102,16 @@ Plan plan_under(const Decoder& decoder, std::int64_t num_speculative_tokens,
   }
   std::int64_t prompt_tokens = 0;
   for (const SequenceState& state : states) prompt_tokens += state.prompt_left;
+  const std::int64_t prompts = decoder.prompt_limit(std::min(rows, prompt_tokens));
   if (std::any_of(left_to_choose.begin(), left_to_choose.end(), [](auto n) { return n > 0; })) {
     // Rows that drafts take from prompts have to be run later: they cost as if they came on top.
-    const std::vector<std::int64_t> nodes =
-        decoder.allocate(left_to_choose, chosen, std::min(rows, prompt_tokens));
+    const std::vector<std::int64_t> nodes = decoder.allocate(left_to_choose, chosen, prompts);
     for (std::size_t i = 0; i < states.size(); ++i) {
       plan[i].tokens += nodes[i];
       rows -= nodes[i];
     }
   }
-  share_prefill(states, rows, plan);
+  share_prefill(states, std::min(rows, prompts), plan);
   std::size_t at = 0;
   std::erase_if(
       plan, [&](const PlanItem& item) { return states[at++].prompt_left > 0 && item.tokens == 0; });

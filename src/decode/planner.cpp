@@ -35,7 +35,7 @@ class Search {
       : candidates_(candidates), costs_(costs), base_(other_tokens) {
     for (std::size_t i = 0; i < candidates.size(); ++i) {
       const DraftCandidate& one = candidates[i];
-      base_ += 1.0;
+      base_ += one.tokens;
       targets_ = targets_ || one.pace_seconds > 0.0;
       for (std::size_t place = 0; place < one.gains.size(); ++place) {
         const auto depth =
@@ -50,6 +50,7 @@ class Search {
                      [](const Node& a, const Node& b) { return a.gain > b.gain; });
     targets_ = targets_ || costs.limit_seconds > 0.0;
     needed_.resize(candidates.size());
+    for (const DraftCandidate& one : candidates) paces_.push_back(pace(one));
   }
 
   Allocation best() {
@@ -110,7 +111,7 @@ class Search {
     if (targets_) {
       found.missed += costs_.limit_seconds > 0.0 && found.seconds > costs_.limit_seconds ? 1 : 0;
       for (std::size_t i = 0; i < candidates_.size(); ++i) {
-        needed_[i] = needed(candidates_[i], depth, found.seconds);
+        needed_[i] = needed(i, depth, found.seconds);
         if (needed_[i] > left) needed_[i] = kOutOfReach;
         if (needed_[i] == kOutOfReach) {
           ++found.missed;
@@ -137,15 +138,39 @@ class Search {
   }
 
   static constexpr std::int64_t kOutOfReach = -1;
+  static constexpr double kLost = 1.1;       // costs are known no better than that
+  static constexpr double kNearBest = 1.02;  // rounds of nearly the same length are good, too
 
-  /// The fewest nodes with which a round of so many seconds keeps the candidate's pace.
-  static std::int64_t needed(const DraftCandidate& one, std::int64_t depth, double seconds) {
-    if (one.pace_seconds <= 0.0) return 0;
-    double tokens = 1.0;
-    const double wanted = seconds / one.pace_seconds;
-    const auto most = std::min<std::int64_t>(
+  static std::int64_t most_nodes(const DraftCandidate& one, std::int64_t depth) {
+    return std::min<std::int64_t>(
         std::ssize(one.gains),
         static_cast<std::int64_t>(static_cast<double>(depth) * std::max(one.width, 1.0)));
+  }
+
+  /// The pace to keep: its own, or the best there is where that is not much slower than hope.
+  double pace(const DraftCandidate& one) const {
+    if (one.pace_seconds <= 0.0 || one.hope_seconds <= 0.0) return one.pace_seconds;
+    double best = 0.0;
+    for (std::int64_t depth = 0; depth < std::ssize(costs_.draft); ++depth) {
+      double tokens = one.tokens;
+      const std::int64_t most = std::min(most_nodes(one, depth), std::ssize(costs_.pass) - 1);
+      for (std::int64_t n = 0; n <= most; ++n) {
+        if (n > 0) tokens += one.gains[static_cast<std::size_t>(n - 1)];
+        const double seconds = seconds_of(depth, n) - costs_.aside_seconds;
+        if (best == 0.0 || seconds < best * tokens) best = seconds / tokens;
+      }
+    }
+    if (best > kLost * one.hope_seconds) return one.pace_seconds;
+    return std::max(one.pace_seconds, kNearBest * best);
+  }
+
+  /// The fewest nodes with which a round of so many seconds keeps the candidate's pace.
+  std::int64_t needed(std::size_t i, std::int64_t depth, double seconds) const {
+    const DraftCandidate& one = candidates_[i];
+    if (paces_[i] <= 0.0) return 0;
+    double tokens = one.tokens;
+    const double wanted = (seconds - costs_.aside_seconds) / paces_[i];
+    const std::int64_t most = most_nodes(one, depth);
     for (std::int64_t nodes = 0;; ++nodes) {
       if (tokens >= wanted) return nodes;
       if (nodes == most) return kOutOfReach;
@@ -160,6 +185,7 @@ class Search {
   std::int64_t deepest_ = 0;
   std::vector<Node> nodes_;
   std::vector<std::int64_t> needed_;
+  std::vector<double> paces_;  // by candidate
 };
 
 }  // namespace
@@ -173,11 +199,11 @@ Allocation allocate_drafts(std::span<const DraftCandidate> candidates, const Rou
   return Search(candidates, costs, other_tokens).best();
 }
 
-double pace_of(double target, double elapsed, std::int64_t tokens) {
+double pace_of(double target, double elapsed, std::int64_t tokens, std::int64_t window) {
   if (!(target > 0.0)) return 0.0;
-  const auto window = static_cast<double>(kPaceTokens);
-  const double left = target * (static_cast<double>(tokens) + window) - elapsed;
-  return std::clamp(left / window, target / 4.0, target * 4.0);
+  const auto ahead = static_cast<double>(std::max<std::int64_t>(1, window));
+  const double left = target * (static_cast<double>(tokens) + ahead) - elapsed;
+  return std::clamp(left / ahead, target / 4.0, target * 4.0);
 }
 
 }  // namespace specrt

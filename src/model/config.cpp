@@ -213,7 +213,9 @@ class LayoutMaker {
   }
   void rows(const std::string& name, std::int64_t n, std::int64_t k) {
     const DType dtype = activation_dtype(precision_);
-    const Precision stored = dtype == DType::f32 ? Precision::f32 : Precision::bf16;
+    const Precision stored = dtype == DType::f32   ? Precision::f32
+                             : dtype == DType::f16 ? Precision::f16
+                                                   : Precision::bf16;
     add(name, {WeightEntry::Kind::rows, n, k, stored, 0,
                n * k * static_cast<std::int64_t>(size_of(dtype))});
   }

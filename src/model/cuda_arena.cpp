@@ -30,6 +30,7 @@ std::int64_t gated_rows(std::int64_t outputs) {
 cuda::Stored stored_as(Precision precision) {
   switch (precision) {
     case Precision::bf16:
+    case Precision::f16:
       return cuda::Stored::plain;
     case Precision::int8:
       return cuda::Stored::int8;
@@ -83,7 +84,9 @@ class Rows {
       if (row < 0) continue;
       if (piece.stored == cuda::Stored::plain) {
         cpu::unpack_row(from_, entry_.precision, k, row, values.data());
-        std::transform(values.begin(), values.end(), bits.begin(), cpu::float_to_bf16);
+        std::transform(
+            values.begin(), values.end(), bits.begin(),
+            entry_.precision == Precision::f16 ? cpu::float_to_half : cpu::float_to_bf16);
         if (piece.row_major) {
           std::memcpy(to + r * row_bytes(k), bits.data(), static_cast<std::size_t>(k) * 2);
         } else {
@@ -168,6 +171,10 @@ void send_matrix(Carrier& carrier, const CudaPiece& piece, const Rows& rows) {
 }
 
 }  // namespace
+
+cuda::Type cuda_type_of(Precision precision) {
+  return precision == Precision::f16 ? cuda::Type::fp16 : cuda::Type::bf16;
+}
 
 CudaLayout cuda_layout(const std::map<std::string, WeightEntry>& entries,
                        std::int64_t gated_outputs, int architecture) {

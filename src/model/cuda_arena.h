@@ -10,6 +10,9 @@
 
 namespace specrt {
 
+/// What products of a model of that precision read, and its KV cache and embeddings are in.
+cuda::Type cuda_type_of(Precision precision);
+
 /// Where a piece of a model lies in device memory.
 struct CudaPiece {
   WeightEntry::Kind kind = WeightEntry::Kind::vector;

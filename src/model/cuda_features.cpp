@@ -10,8 +10,6 @@
 namespace specrt {
 namespace {
 
-constexpr cuda::Type kType = cuda::Type::bf16;
-
 static_assert(CudaRunner::kMostLikely == Runner::kMaxCandidates);
 
 }  // namespace
@@ -24,7 +22,7 @@ void CudaRunner::keep_features(std::int64_t layer) {
   args.eps = static_cast<float>(c.norm_eps);
   const auto keep = [&](std::int64_t which) {
     args.kept = features_ + which * max_rows_ * c.hidden_size;
-    cuda::states(kType, args, inputs_.shape().rows, stream());
+    cuda::states(type_, args, inputs_.shape().rows, stream());
   };
   const std::int64_t layers = std::ssize(wanted_.layers);
   for (std::int64_t i = 0; i < layers; ++i) {
@@ -73,7 +71,7 @@ void CudaRunner::fuse() {
     args.rounded = static_cast<simt::Bf16*>(joined_) + (first ? 0 : size);
     args.rounded_stride = stride;
     args.rounded_width = first ? size : stride - size;
-    cuda::states(kType, args, rows, stream());
+    cuda::states(type_, args, rows, stream());
   };
   cuda::StatesArgs embedding;
   embedding.x = x_;
@@ -108,7 +106,7 @@ void CudaRunner::combine(bool recycled) {
       all.width = width;
       all.kept = parts_;
       all.kept_stride = width;
-      cuda::states(kType, all, rows, stream());
+      cuda::states(type_, all, rows, stream());
       in.from = nullptr;
       in.x = parts_;
       in.x_stride = width;
@@ -120,14 +118,14 @@ void CudaRunner::combine(bool recycled) {
       in.weight = head.part_norms ? w.part_norms[static_cast<std::size_t>(p)] : w.input_norm;
       in.rounded = static_cast<simt::Bf16*>(joined_) + in.offset;
       in.rounded_width = p + 1 < parts ? in.width : stride - in.offset;
-      cuda::states(kType, in, rows, stream());
+      cuda::states(type_, in, rows, stream());
     }
     product(w.fc, w.fc_bias, joined_, rows, x_, size, cuda::After::store);
   } else {
     hidden.width = size;
     hidden.kept = x_;
     hidden.kept_stride = size;
-    cuda::states(kType, hidden, rows, stream());
+    cuda::states(type_, hidden, rows, stream());
   }
   embed(embedded_);
   const std::int64_t stride = cuda::padded_columns(2 * size);
@@ -138,7 +136,7 @@ void CudaRunner::combine(bool recycled) {
   args.x = embedded_;
   args.weight = weights_->layer(0).attention_norm;
   args.rounded = joined_;
-  cuda::states(kType, args, rows, stream());
+  cuda::states(type_, args, rows, stream());
   args.x = x_;
   args.weight = w.hidden_norm;
   args.rounded = static_cast<simt::Bf16*>(joined_) + size;
@@ -147,7 +145,7 @@ void CudaRunner::combine(bool recycled) {
     args.kept = x_;
     args.kept_stride = size;
   }
-  cuda::states(kType, args, rows, stream());
+  cuda::states(type_, args, rows, stream());
 }
 
 // The states that stand for the target's behind these rows.
@@ -158,7 +156,7 @@ void CudaRunner::keep_outputs() {
   args.weight = config_.head.norm_output ? weights_->norm() : nullptr;
   args.eps = static_cast<float>(config_.norm_eps);
   args.to = inputs_.outputs();
-  cuda::states(kType, args, inputs_.shape().rows, stream());
+  cuda::states(type_, args, inputs_.shape().rows, stream());
 }
 
 void CudaRunner::likely(std::span<const std::int64_t> rows, std::int64_t count,

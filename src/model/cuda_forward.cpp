@@ -9,8 +9,6 @@
 namespace specrt {
 namespace {
 
-constexpr cuda::Type kType = cuda::Type::bf16;
-
 cuda::HeadNorm head_norm_of(QkNorm norm) {
   switch (norm) {
     case QkNorm::none:
@@ -69,12 +67,12 @@ void CudaRunner::embed(float* out) {
   const cuda::DeviceMatrix& head = embedding_of_->head();
   const void* table = embedding_of_->embedding();
   if (table == nullptr && !head.row_major) {
-    cuda::embed_packed(kType, head.stored,
+    cuda::embed_packed(type_, head.stored,
                        {head.data, head.scales, inputs_.tokens(), out, vocab, c.hidden_size, scale},
                        rows, stream());
   } else {
     const bool own = table != nullptr;
-    cuda::embed(kType,
+    cuda::embed(type_,
                 {own ? table : head.data, inputs_.tokens(), out, vocab,
                  own ? c.hidden_size : cuda::padded_columns(c.hidden_size), c.hidden_size, scale},
                 rows, stream());
@@ -91,7 +89,7 @@ void CudaRunner::norm(const float* weight) {
   args.out_stride = cuda::padded_columns(c.hidden_size);
   args.width = c.hidden_size;
   args.eps = static_cast<float>(c.norm_eps);
-  cuda::rms_norm(kType, args, inputs_.shape().rows, stream());
+  cuda::rms_norm(type_, args, inputs_.shape().rows, stream());
 }
 
 void CudaRunner::product(const cuda::DeviceMatrix& matrix, const float* bias, const void* x,
@@ -104,7 +102,7 @@ void CudaRunner::product(const cuda::DeviceMatrix& matrix, const float* bias, co
   args.y_stride = y_stride;
   args.after = after;
   args.workspace = workspace_;
-  cuda::product(kType, matrix, args, stream());
+  cuda::product(type_, matrix, args, stream());
 }
 
 void CudaRunner::add_block(const cuda::DeviceMatrix& matrix, const float* bias, const void* x,
@@ -149,7 +147,7 @@ void CudaRunner::layer(std::int64_t index) {
   rope.q_heads = static_cast<std::int32_t>(c.num_heads);
   rope.kv_heads = static_cast<std::int32_t>(c.num_kv_heads);
   rope.head_dim = static_cast<std::int32_t>(c.head_dim);
-  cuda::rope_kv(kType, rope, rows, stream());
+  cuda::rope_kv(type_, rope, rows, stream());
   attend(index);
   add_block(w.output, w.output_bias, attended_, w.attention_post_norm);
 
@@ -189,7 +187,7 @@ void CudaRunner::attend(std::int64_t index) {
   args.segments = static_cast<std::int32_t>(shape.segments);
   args.partials = partials_;
   if (shape.rows * shape.segments <= most_partials_) {
-    cuda::attention(kType, args, shape.rows, shape.units, stream());
+    cuda::attention(type_, args, shape.rows, shape.units, stream());
     return;
   }
   // Units whose partial results have room beside each other; their rows count from the first.
@@ -202,7 +200,7 @@ void CudaRunner::attend(std::int64_t index) {
     }
     args.units = inputs_.units() + first;
     args.first_row = units[first].first_row;
-    cuda::attention(kType, args, rows, static_cast<std::int64_t>(last - first), stream());
+    cuda::attention(type_, args, rows, static_cast<std::int64_t>(last - first), stream());
     first = last;
   }
 }

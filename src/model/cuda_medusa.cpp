@@ -11,8 +11,6 @@
 namespace specrt {
 namespace {
 
-constexpr cuda::Type kType = cuda::Type::bf16;
-
 std::int64_t aligned(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 std::int64_t chunks_of(std::int64_t vocab) {
@@ -80,6 +78,7 @@ CudaMedusa::CudaMedusa(const MedusaHeads& heads, std::int64_t max_rows,
                        std::span<const std::int32_t> counts, int device)
     : config_(heads.config()),
       device_((cuda::use_device(device), device)),
+      type_(cuda_type_of(heads.precision())),
       arena_(
           layout_of(config_, heads.precision(), device),
           [&](const std::string& name, const std::byte** at) {
@@ -145,7 +144,7 @@ void CudaMedusa::product(const cuda::DeviceMatrix& matrix, const float* bias, st
   args.y = y;
   args.y_stride = y_stride;
   args.workspace = workspace_;
-  cuda::product(kType, matrix, args, stream());
+  cuda::product(type_, matrix, args, stream());
 }
 
 // logits_ of one head.
@@ -158,10 +157,10 @@ void CudaMedusa::run(const Head& head, std::int64_t rows) {
   begin.kept = x_;
   begin.rounded = read_;
   begin.rounded_stride = begin.rounded_width = padded;
-  cuda::states(kType, begin, rows, stream());
+  cuda::states(type_, begin, rows, stream());
   for (const Block& block : head.blocks) {
     product(block.matrix, block.bias, rows, block_, hidden);
-    cuda::add_silu(kType, {x_, block_, read_, padded, hidden}, rows, stream());
+    cuda::add_silu(type_, {x_, block_, read_, padded, hidden}, rows, stream());
   }
   product(head.projection, nullptr, rows, logits_, stride_);
   if (config_.logits_scale == 1.0) return;

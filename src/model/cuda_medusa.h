@@ -63,6 +63,7 @@ class CudaMedusa {
 
   const MedusaConfig config_;
   const int device_;
+  const cuda::Type type_;
   const CudaArena arena_;
   cuda::OwnStream stream_;
   StateCopies copies_;

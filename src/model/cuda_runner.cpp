@@ -12,7 +12,6 @@
 namespace specrt {
 namespace {
 
-constexpr cuda::Type kType = cuda::Type::bf16;
 // Bytes of attention's partial results; more are made in several launches.
 constexpr std::int64_t kPartialBytes = std::int64_t{64} << 20;
 
@@ -32,45 +31,6 @@ bool adds_simply(const ModelConfig& c) {
 std::int64_t cuda_free_memory(int device) {
   cuda::use_device(device);
   return cuda::device_room().free;
-}
-
-std::optional<int> cuda_device_of(const std::string& device) {
-  if (device == "cpu") return std::nullopt;
-  if (device == "cuda") return 0;
-  const std::string prefix = "cuda:";
-  const std::string number = device.substr(std::min(prefix.size(), device.size()));
-  const bool digits =
-      !number.empty() && number.size() <= 4 &&
-      std::all_of(number.begin(), number.end(), [](char c) { return c >= '0' && c <= '9'; });
-  if (device.compare(0, prefix.size(), prefix) != 0 || !digits) {
-    throw InvalidArgument(expected_got("device", "'cpu', 'cuda' or 'cuda:N'", device));
-  }
-  return std::stoi(number);
-}
-
-void check_cuda_dtype(Precision precision) {
-  if (precision != Precision::f32 && precision != Precision::w8a8) return;
-  throw UnsupportedError(
-      expected_got("dtype", "'bfloat16', 'int8' or 'int4' with device 'cuda'", name_of(precision)));
-}
-
-void check_cuda(const ModelConfig& config, Precision precision, const RunnerOptions& options) {
-  const auto refuse = [](const char* what, const char* expected, const std::string& got) {
-    throw UnsupportedError(expected_got(what, std::string(expected) + " with device 'cuda'", got));
-  };
-  check_cuda_dtype(precision);
-  const KvDType kv = kv_dtype_from_name(options.kv_cache_dtype, activation_dtype(precision));
-  if (kv != KvDType::bf16) refuse("kv_cache_dtype", "'bfloat16'", name_of(kv));
-  if (options.block_size < 1 || !std::has_single_bit(static_cast<unsigned>(options.block_size))) {
-    refuse("block_size", "a power of two", std::to_string(options.block_size));
-  }
-  if (config.head_dim % 8 != 0 || config.head_dim > 256) {
-    refuse("model", "heads of a multiple of 8, up to 256, values", std::to_string(config.head_dim));
-  }
-  if (cuda::attention_rows(config.num_heads / config.num_kv_heads) < 1) {
-    refuse("model", "at most 64 query heads to a key-value head",
-           std::to_string(config.num_heads / config.num_kv_heads));
-  }
 }
 
 /// Where everything of the workspace is; the same for the constructor and for workspace_bytes().
@@ -172,10 +132,17 @@ std::int64_t CudaRunner::workspace_bytes(const ModelConfig& config, const Runner
 namespace {
 
 // Those of the target that a draft head shares.
-std::shared_ptr<const CudaWeights> shared_weights(const ModelConfig& config, const Model& target,
+std::shared_ptr<const CudaWeights> shared_weights(const Model& model, const Model& target,
                                                   int device) {
-  const HeadConfig& head = config.head;
+  const HeadConfig& head = model.config().head;
+  const Precision precision = model.precision();
   const bool own = head.kind == HeadKind::none || (head.own_embedding && head.own_lm_head);
+  // What it shares, its own kernels read.
+  if (!own && cuda_type_of(precision) != cuda_type_of(target.precision())) {
+    throw UnsupportedError(expected_got(
+        "dtype", "a draft head and its target both in float16 or neither, with device 'cuda'",
+        std::string(name_of(precision)) + " with a target in " + name_of(target.precision())));
+  }
   return own ? nullptr : CudaWeights::of(target, device);
 }
 
@@ -185,12 +152,13 @@ CudaRunner::CudaRunner(const Model& model, const RunnerOptions& options, const K
                        int device, const Model& target)
     : config_(model.config()),
       device_((cuda::use_device(device), device)),
+      type_(cuda_type_of(model.precision())),
       layout_(layout),
       max_model_len_(Runner::resolve_max_model_len(config_, options.max_model_len)),
       max_rows_(CudaInputs::rows_of(options.max_rows)),
       wanted_(options.features),
       weights_(CudaWeights::of(model, device)),
-      target_weights_(shared_weights(config_, target, device)),
+      target_weights_(shared_weights(model, target, device)),
       embedding_of_(config_.head.kind != HeadKind::none && !config_.head.own_embedding
                         ? target_weights_.get()
                         : weights_.get()),
@@ -409,7 +377,7 @@ void CudaRunner::make_logits(const std::int32_t* rows, std::int64_t count) {
   norm.out_stride = cuda::padded_columns(c.hidden_size);
   norm.width = c.hidden_size;
   norm.eps = static_cast<float>(c.norm_eps);
-  cuda::rms_norm(kType, norm, count, stream());
+  cuda::rms_norm(type_, norm, count, stream());
   product(lm_head_, nullptr, head_in_, count, logits_, logits_stride_, cuda::After::store);
   if (c.logits_scale == 1.0 && c.final_softcap <= 0.0) return;
   cuda::finish_logits({logits_, logits_stride_, c.vocab_size, static_cast<float>(c.logits_scale),

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "model/cuda_graphs.h"
 #include "model/cuda_inputs.h"
 #include "model/cuda_weights.h"
+#include "model/device_check.h"
 #include "model/state_copies.h"
 #include "specrt/features.h"
 #include "specrt/memory.h"
@@ -18,14 +18,6 @@
 namespace specrt {
 
 struct RunnerOptions;
-
-/// "cpu": none; "cuda", "cuda:1": the number of a GPU. Throws InvalidArgument for anything else.
-std::optional<int> cuda_device_of(const std::string& device);
-
-/// Throws UnsupportedError for weights that no kernel takes.
-void check_cuda_dtype(Precision precision);
-/// Throws UnsupportedError naming what the device does not do of what is asked, and what it does.
-void check_cuda(const ModelConfig& config, Precision precision, const RunnerOptions& options);
 
 /// A Runner's half on a GPU: weights, cache and activations, and a stream on which passes run. All
 /// calls return at once but those that say so. How a pass is laid out is the Runner's affair.
@@ -131,6 +123,7 @@ class CudaRunner final : public DeviceFeatures {
 
   const ModelConfig config_;
   const int device_;
+  const cuda::Type type_;  // of what products and attention read
   KvLayout layout_;
   const std::int64_t max_model_len_;
   const std::int64_t max_rows_;  // padded

@@ -9,7 +9,7 @@ KvStorage::KvStorage(const KvLayout& layout)
     : layout_(layout), buffer_(Buffer::allocate(layout.bytes(), "kv cache")) {
   std::byte* at = buffer_.data();
   // Wide elements first, so that each plane is aligned to its own.
-  for (const KvDType dtype : {KvDType::f32, KvDType::bf16, KvDType::i8}) {
+  for (const KvDType dtype : {KvDType::f32, KvDType::bf16, KvDType::f16, KvDType::i8}) {
     for (const KvGroup& group : layout_.groups) {
       const std::int64_t slots = group.num_blocks * layout_.block_size + layout_.scratch_slots;
       for (const std::int64_t layer : group.layers) {

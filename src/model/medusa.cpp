@@ -230,8 +230,8 @@ MedusaRunner::MedusaRunner(const MedusaHeads& heads, std::int64_t max_rows,
       team_(team != nullptr ? team : std::make_shared<ThreadTeam>()),
       pool_(&team_->impl().pool),
       kernels_(&cpu::kernels_of(cpu_isa_from_name(cpu_isa))) {
+  check_dtype(heads.precision(), device);
   if (const std::optional<int> on = cuda_device_of(device)) {
-    check_cuda_dtype(heads.precision());
     cuda_ = std::make_unique<CudaMedusa>(heads, max_rows, counts, *on);
     return;
   }

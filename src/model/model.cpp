@@ -122,6 +122,9 @@ void convert(const void* source, DType from, std::int64_t at, DType to, std::byt
       from == DType::f32 ? static_cast<const float*>(source)[at] : cpu::bf16_to_float(halves[at]);
   if (to == DType::f32) {
     std::memcpy(out, &value, 4);
+  } else if (to == DType::f16) {
+    const std::uint16_t half = cpu::weight_to_half(value);
+    std::memcpy(out, &half, 2);
   } else {
     const std::uint16_t half = from == DType::f32 ? cpu::float_to_bf16(value) : halves[at];
     std::memcpy(out, &half, 2);
@@ -224,7 +227,8 @@ void ModelBuilder::set_quantised(const std::string& name, std::span<const std::i
   const TensorTarget& target = claim(name, shape);
   const WeightEntry& entry = data_->layout.entries.at(target.entry);
   if (entry.kind != WeightEntry::Kind::packed || entry.precision != tensor.precision ||
-      tensor.precision == Precision::f32 || tensor.precision == Precision::bf16) {
+      tensor.precision == Precision::f32 || tensor.precision == Precision::bf16 ||
+      tensor.precision == Precision::f16) {
     throw InvalidArgument(expected_got(name, std::string("a tensor of ") + name_of(entry.precision),
                                        name_of(tensor.precision)));
   }

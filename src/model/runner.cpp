@@ -168,8 +168,8 @@ Runner::Runner(const Model& model, const RunnerOptions& options, const Model& ta
   const auto threads = static_cast<std::size_t>(pool_->size());
   best_.resize((threads + 1) * kLogitRows);
   candidates_.resize((threads + 1) * kLogitRows * kMaxCandidates);
+  check_device(c, model.precision(), options);
   if (const std::optional<int> device = cuda_device_of(options.device)) {
-    check_cuda(c, model.precision(), options);
     cuda_ = std::make_unique<CudaRunner>(model, options, cache_.layout(), *device, target);
     if (c.head.kind != HeadKind::none) found_.resize(kLogitRows * kMaxCandidates);
     if (wanted_.any()) captured_rows_.reserve(rows);

@@ -20,6 +20,7 @@ int fineness(Precision precision) {
     case Precision::f32:
       return 4;
     case Precision::bf16:
+    case Precision::f16:
       return 3;
     case Precision::int8:
       return 2;
@@ -76,7 +77,8 @@ class TensorReader {
           } else {
             std::uint16_t half;
             std::memcpy(&half, row + c * 2, 2);
-            out[c] = cpu::bf16_to_float(half);
+            out[c] = entry_->precision == Precision::f16 ? cpu::half_to_float(half)
+                                                         : cpu::bf16_to_float(half);
           }
         }
         return;
@@ -110,7 +112,7 @@ void store(const TensorReader& from, const TensorTarget& target, const WeightEnt
                          base, importance);
           break;
         }
-        case WeightEntry::Kind::rows:  // only ever from fp32, or it would be shared
+        case WeightEntry::Kind::rows:  // in bf16, which the target has not, or it would be shared
           for (std::int64_t i = 0; i < (last - first) * width; ++i) {
             const std::uint16_t half = cpu::float_to_bf16(block[static_cast<std::size_t>(i)]);
             std::memcpy(base + (first * width + i) * 2, &half, 2);

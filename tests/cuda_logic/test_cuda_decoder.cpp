@@ -160,7 +160,7 @@ TEST(cuda_decoder_same_bytes_after_preemption) {
 
 TEST(cuda_decoder_same_bytes_in_other_precisions) {
   if (tiny::kThinned) return;
-  for (const Precision precision : {Precision::int8, Precision::int4}) {
+  for (const Precision precision : {Precision::f16, Precision::int8, Precision::int4}) {
     emulated::reset();
     Case test(precision, 24);
     test.compare({0, 2, 3}, Kind::tree, tiny::restless(3, 6), 16, specrt::name_of(precision));
@@ -431,6 +431,8 @@ TEST(cuda_decoder_refuses_by_name) {
   refused(Precision::f32, "dtype", nothing);
   refused(Precision::w8a8, "dtype", nothing);
   refused(Precision::bf16, "kv_cache_dtype", [](DecoderOptions& o) { o.kv_cache_dtype = "int8"; });
+  refused(Precision::bf16, "kv_cache_dtype", [](DecoderOptions& o) { o.kv_cache_dtype = "fp16"; });
+  refused(Precision::f16, "kv_cache_dtype", [](DecoderOptions& o) { o.kv_cache_dtype = "bf16"; });
   refused(Precision::bf16, "block_size", [](DecoderOptions& o) { o.block_size = 12; });
 
   CHECK(!specrt::cuda_device_of("cpu").has_value());

@@ -79,9 +79,10 @@ bool same(const std::vector<float>& a, const std::vector<float>& b) {
 
 TEST(cuda_forward_agrees_with_double_precision) {
   for (const int architecture : {80, 90}) {
-    for (const Precision precision : {Precision::bf16, Precision::int8, Precision::int4}) {
-      // Codes are expanded by the same kernel on both.
-      if (architecture == 90 && precision != Precision::bf16) continue;
+    for (const Precision precision :
+         {Precision::bf16, Precision::f16, Precision::int8, Precision::int4}) {
+      const bool codes = precision == Precision::int8 || precision == Precision::int4;
+      if (architecture == 90 && codes) continue;  // expanded by the same kernel on both
       if (tiny::kThinned && precision != Precision::int4) continue;
       emulated::reset();
       emulated::settings().architecture = architecture;
@@ -101,7 +102,7 @@ TEST(cuda_forward_agrees_with_double_precision) {
         const Model model = tiny::build(tiny::config_of(spec), precision, tensors);
         const tiny::Tokens text = tiny::random_tokens(70, tied ? 9 : 70, spec.vocab);
         check_near(logits_at_once(model, "cuda", text), tiny::Oracle(spec, tensors).logits(text),
-                   3e-2,
+                   precision == Precision::f16 ? 4e-3 : 3e-2,
                    std::string(specrt::name_of(precision)) + " " + std::to_string(architecture) +
                        (tied ? " tied" : ""));
       }

@@ -293,6 +293,42 @@ TEST(cuda_heads_draft_as_on_the_cpu) {
   }
 }
 
+TEST(cuda_heads_in_float16_draft_as_on_the_cpu) {
+  if (tiny::kThinned) return;
+  for (const int architecture : {80, 90}) {
+    emulated::reset();
+    emulated::settings().architecture = architecture;
+    const auto target_in = [](Precision precision) {
+      return tiny::random_model(tiny::small_spec(precision, 49));
+    };
+    const tiny::Spec spec = tiny::small_spec(Precision::f16, 49);
+    const Tokens text = tiny::random_tokens(8, 20, spec.vocab);
+    for (std::size_t at = 0; at < 2; ++at) {
+      const Layout& layout = kLayouts[at];
+      const std::vector<Model> head = {head_of(layout, spec, Precision::f16)};
+      const std::vector<Model> exact = {head_of(layout, spec, Precision::f32)};
+      const DraftHeadOptions own = options_for(layout, head[0], 2, 3);
+      const auto cpu = drafts_of("cpu", exact, target_in(Precision::f32), own, text, 6);
+      const auto cuda = drafts_of("cuda", head, target_in(Precision::f16), own, text, 6);
+      const double agree = agreement(cuda, cpu);
+      if (agree < 0.9) check::fail(__FILE__, __LINE__, layout.what + std::to_string(agree));
+    }
+  }
+  emulated::reset();
+}
+
+// It reads the target's embeddings and output head with its own kernels.
+TEST(cuda_heads_share_their_targets_type) {
+  emulated::reset();
+  const tiny::Spec spec = tiny::small_spec(Precision::bf16, 49);
+  const std::vector<Model> head = {head_of(kLayouts[0], spec, Precision::f16)};
+  const Model target = tiny::random_model(spec);
+  DraftHeadOptions own = options_for(kLayouts[0], head[0], 2, 3);
+  own.device = "cuda";
+  CHECK_THROWS(specrt::make_head_drafter(std::span(head), target, own), specrt::UnsupportedError,
+               "float16 with a target in bfloat16");
+}
+
 // Each module over the states of the one before.
 TEST(cuda_modules_draft_as_on_the_cpu) {
   emulated::reset();

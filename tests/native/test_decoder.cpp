@@ -69,6 +69,20 @@ Output run_counter(const Request& request, std::int64_t gamma) {
 
 }  // namespace
 
+TEST(float16_is_refused_on_the_cpu) {
+  const Model half = tiny::random_model(tiny::small_spec(specrt::Precision::f16));
+  const Model model = tiny::random_model(tiny::small_spec());
+  DecoderOptions options = tiny::options_for(half, 1, 32);
+  CHECK_THROWS(Decoder(half, options), specrt::UnsupportedError, "on the CPU, got float16");
+  CHECK_THROWS(specrt::memory_of(half.config(), half.precision(), options),
+               specrt::UnsupportedError, "on the CPU, got float16");
+  options = tiny::options_for(model, 1, 32);
+  options.kv_cache_dtype = "float16";
+  CHECK_THROWS(Decoder(model, options), specrt::UnsupportedError, "kv_cache_dtype");
+  CHECK_THROWS(specrt::memory_of(model.config(), model.precision(), options),
+               specrt::UnsupportedError, "kv_cache_dtype");
+}
+
 TEST(decoder_counts) {
   const Output output = run_counter(counting_request(3, 20, Kind::none), 0);
   CHECK(output.tokens == counting(4, 20));

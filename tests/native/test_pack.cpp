@@ -40,7 +40,7 @@ std::vector<std::byte> room_for(std::int64_t n, std::int64_t k, Precision precis
 
 TEST(pack_round_trip) {
   for (const DType from : {DType::f32, DType::bf16}) {
-    for (const Precision to : {Precision::f32, Precision::bf16}) {
+    for (const Precision to : {Precision::f32, Precision::bf16, Precision::f16}) {
       for (const Shape shape : kShapes) {
         Floats weight = random_floats(static_cast<std::size_t>(shape.n * shape.k), 15);
         std::vector<std::uint16_t> halves;
@@ -62,6 +62,8 @@ TEST(pack_round_trip) {
             source + first * shape.k * static_cast<std::int64_t>(specrt::size_of(from)), from,
             shape.n - first, shape.k, to, {first}, packed.data());
         if (to == Precision::bf16) weight = rounded_to_bf16(weight);
+        if (to == Precision::f16)
+          std::transform(weight.begin(), weight.end(), weight.begin(), half);
         for (std::int64_t row = 0; row < panels * kPanel; ++row) {
           const Floats out = unpacked(packed, to, shape.k, row);
           if (row < shape.n) {
@@ -228,6 +230,18 @@ TEST(half_precision_conversions) {
   CHECK(std::isinf(half(65520.0f)));
   CHECK_EQ(half(0x1p-25f), 0.0f);
   CHECK_EQ(half(0x1.8p-25f), 0x1p-24f);
+}
+
+TEST(weights_that_float16_cannot_hold_are_refused) {
+  const tiny::Spec spec = tiny::small_spec(Precision::f16);
+  for (const char* const name : {"embedding", "layers.0.mlp.down", "lm_head"}) {
+    tiny::Tensors tensors = tiny::random_tensors(spec);
+    CHECK(tiny::build(tiny::config_of(spec), Precision::f16, tensors).precision() ==
+          Precision::f16);
+    tensors.at(name)[3] = -70000.0f;
+    CHECK_THROWS(tiny::build(tiny::config_of(spec), Precision::f16, tensors),
+                 specrt::InvalidArgument, "65504");
+  }
 }
 
 // A quantised tensor enters a model as it is, or not at all.

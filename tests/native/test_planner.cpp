@@ -213,6 +213,38 @@ TEST(planner_meets_targets) {
   CHECK_EQ(limited.nodes[0] + limited.nodes[1], 4);
 }
 
+// Somebody without a draft, whom others' drafts slow: 1 second without any, more with.
+TEST(planner_keeps_the_pace_of_who_drafts_nothing) {
+  const std::vector<double> good = chain_gains(0.9, 8);
+  std::vector<DraftCandidate> all{{good}, {}};
+  const std::vector<double> pass =
+      passes(2, 8, [](std::int64_t rows) { return rows <= 3 ? 1.0 : 1.25; });
+  const std::vector<double> draft = free_drafts(8);
+  const Allocation free = allocate_drafts(all, {pass, draft}, 0.0);
+  CHECK_EQ(free.nodes[0], 8);
+  all[1].pace_seconds = 1.1;
+  CHECK_EQ(allocate_drafts(all, {pass, draft}, 0.0).nodes[0], 1);
+  all[1].pace_seconds = 1.3;
+  CHECK_EQ(allocate_drafts(all, {pass, draft}, 0.0).nodes[0], 8);
+  // No round is fast enough for it: the fastest while it can be in time by its end, else any.
+  all[1].pace_seconds = 0.7;
+  all[1].hope_seconds = 0.95;
+  const Allocation hopes = allocate_drafts(all, {pass, draft}, 0.0);
+  CHECK_EQ(hopes.nodes[0], 1);
+  CHECK_EQ(hopes.missed, 0);
+  all[1].hope_seconds = 0.85;
+  const Allocation lost = allocate_drafts(all, {pass, draft}, 0.0);
+  CHECK_EQ(lost.nodes[0], 8);
+  CHECK_EQ(lost.missed, 1);
+  // What is expected of a draft that is no choice counts for it.
+  all[1].tokens = 2.0;
+  CHECK_EQ(allocate_drafts(all, {pass, draft}, 0.0).nodes[0], 8);
+  CHECK_EQ(allocate_drafts(all, {pass, draft}, 0.0).missed, 0);
+  all[1].tokens = 1.0;
+  // And what prompts take of a round does not.
+  CHECK_EQ(allocate_drafts(all, {pass, draft, 0.0, 0.6}, 0.0).missed, 0);
+}
+
 TEST(planner_refuses_no_costs) {
   const DraftCandidate one;
   CHECK_THROWS(allocate_drafts(std::span(&one, 1), {}, 0.0), specrt::InvalidArgument, "[costs]");
@@ -224,6 +256,7 @@ TEST(planner_pace) {
   CHECK_NEAR(specrt::pace_of(0.1, 1.8, 10), 0.05, 1e-12);       // 0.8 s behind, over 16 tokens
   CHECK_NEAR(specrt::pace_of(0.1, 100.0, 10), 0.1 / 4, 1e-12);  // and never less than this
   CHECK_NEAR(specrt::pace_of(0.1, 0.0, 1000), 0.1 * 4, 1e-12);
+  CHECK_NEAR(specrt::pace_of(0.1, 1.4, 10, 8), 0.05, 1e-12);  // 0.4 s behind, over 8
 }
 
 TEST(cost_model_interpolates) {

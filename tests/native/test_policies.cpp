@@ -169,6 +169,35 @@ TEST(policies_say_the_same) {
   CHECK(drafted > 200);
 }
 
+// Who decodes has time to spare for prompts, or not, or has missed its target whatever they do.
+TEST(policies_prompts_wait_for_others_targets) {
+  const auto limit_with = [](double target_tpot, double target_ttft) {
+    Decoder decoder(counter(), tiny::options_for(counter(), 2, 60));
+    SamplingParams params;
+    params.max_tokens = 10;
+    params.speculation.policy = Policy::goodput;
+    params.speculation.target_tpot_seconds = target_tpot;
+    (void)decoder.add(Tokens{1}, params);
+    CHECK_EQ(decoder.round(specrt::plan_policies(decoder, 0))[0].tokens.size(), 1u);
+    params.speculation.target_tpot_seconds = 0.0;
+    params.speculation.target_ttft_seconds = target_ttft;
+    (void)decoder.add(tiny::random_tokens(1, 40, 60), params);
+    CostModel model;
+    model.set_pass({{1, 10.0}, {512, 1000.0}}, 0.0, 0.0);
+    decoder.set_cost_model(model);
+    CHECK_EQ(decoder.prompt_limit(0), 0);
+    return decoder.prompt_limit(400);
+  };
+  CHECK_EQ(limit_with(0.0, 0.0), 400);
+  const std::int64_t few = limit_with(20.0, 0.0);
+  const std::int64_t more = limit_with(30.0, 0.0);
+  CHECK(few > 0 && few < more && more < 400);
+  CHECK_EQ(limit_with(200.0, 0.0), 400);
+  CHECK_EQ(limit_with(11.0, 0.0), 0);
+  CHECK_EQ(limit_with(9.0, 0.0), 400);
+  CHECK_EQ(limit_with(20.0, 1e-9), 400);  // the prompt is late
+}
+
 // Drafts that fail are given up, whatever rows cost, and tried again; a drafter's record is what
 // the next sequence starts from.
 TEST(policies_goodput_learns_what_drafts_are_worth) {

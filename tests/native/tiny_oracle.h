@@ -46,7 +46,8 @@ class Oracle {
 
   Precision stored_as(Precision precision, const std::string& name) const {
     if (name == "embedding" && !config_.tied_embeddings) {
-      return precision == Precision::f32 ? Precision::f32 : Precision::bf16;
+      const bool own = precision == Precision::f32 || precision == Precision::f16;
+      return own ? precision : Precision::bf16;
     }
     const bool coarse = precision == Precision::int4 || precision == Precision::w8a8;
     return coarse && (name == "lm_head" || name == "embedding") ? Precision::int8 : precision;

@@ -39,7 +39,7 @@ Random = Annotated[
     ),
 ]
 Dtype = Annotated[
-    str, typer.Option(help="Of weights: auto, float32, bfloat16, int8, int4 or w8a8.")
+    str, typer.Option(help="Of weights: auto, float32, bfloat16, float16, int8, int4 or w8a8.")
 ]
 Tokenizer = Annotated[str | None, typer.Option(help="A folder, where the model has none.")]
 Threads = Annotated[int | None, typer.Option(help="All usable cores unless given.")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..errors import InvalidArgumentError, LoadError, UnsupportedError
+from ..errors import InvalidArgumentError, LoadError
 from .fields import ModelFields, tensor_shapes
 from .mtp_names import mtp_tensors
 from .source import Source, Tensor
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "DType", "Kind", "TokenIds", "check_tie", "resolve_dtype", "token_ids"]
 
-DType = Literal["float32", "bfloat16", "int8", "int4", "w8a8"]
+DType = Literal["float32", "bfloat16", "float16", "int8", "int4", "w8a8"]
 Kind = Literal["safetensors", "gguf", "torch", "memory"]
 TokenIds = tuple[int, ...]
 
@@ -35,11 +35,14 @@ _DTYPES: dict[str, DType] = {
     "f32": "float32",
     "bfloat16": "bfloat16",
     "bf16": "bfloat16",
+    "float16": "float16",
+    "fp16": "float16",
+    "f16": "float16",
+    "half": "float16",
     "int8": "int8",
     "int4": "int4",
     "w8a8": "w8a8",
 }
-_NOT_ON_CPU = ("float16", "fp16", "half", "f16")
 
 
 class Checkpoint:
@@ -237,20 +240,16 @@ def resolve_dtype(asked: str, stored: set[str]) -> DType:
     """The precision to run in; `stored` are the dtypes of the weights.
 
     "auto" is float32 where every weight is stored so, else bfloat16, also for quantised ones.
-    Raises UnsupportedError for a precision that exists but not here, InvalidArgumentError for
-    anything else.
+    Whether the device takes it, the core says. Raises InvalidArgumentError for what is none.
     """
     lowered = asked.lower().removeprefix("torch.") if isinstance(asked, str) else repr(asked)
     if lowered == "auto":
         return "float32" if stored == {"float32"} else "bfloat16"
     if lowered in _DTYPES:
         return _DTYPES[lowered]
-    if lowered in _NOT_ON_CPU:
-        raise UnsupportedError(
-            "[dtype] float16 is not available on the CPU: use 'bfloat16' or 'float32'"
-        )
     raise InvalidArgumentError(
-        f"[dtype] expected 'auto', 'float32', 'bfloat16', 'int8', 'int4' or 'w8a8', got {asked!r}"
+        "[dtype] expected 'auto', 'float32', 'bfloat16', 'float16', 'int8', 'int4' or 'w8a8', got "
+        f"{asked!r}"
     )
 
 

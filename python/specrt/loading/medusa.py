@@ -116,7 +116,8 @@ def open_medusa(
                 f"[num_heads] expected at most the {heads.count} heads of {name}, got {count}"
             )
         if dtype == "auto":
-            dtype = "float32" if target_dtype == "float32" else "bfloat16"
+            own = ("float32", "float16")
+            dtype = target_dtype if target_dtype in own else "bfloat16"
         config = _core.MedusaConfig(
             vocab_size=vocab_size,
             hidden_size=hidden_size,

@@ -1,6 +1,6 @@
 """An OpenAI-compatible server: completions and chat, streamed or not, over one engine.
 
-    pip install 'specrt[server]'
+    pip install '.[server]'
     python examples/openai_server.py HuggingFaceTB/SmolLM2-135M-Instruct --drafter ngram
 
 Parameters are OpenAI's and those of `specrt.SamplingParams`; one that is neither is refused.

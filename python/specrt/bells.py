@@ -25,22 +25,29 @@ class Bell:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._rung: deque[asyncio.Future[None]] = deque()
-        self._loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
         self._far, self._near = os.pipe()
         for end in (self._far, self._near):
             os.set_blocking(end, False)
-            weakref.finalize(self, os.close, end)
+            # Not at exit: rounds may still run, and ring.
+            weakref.finalize(self, os.close, end).atexit = False
+        self._loop = weakref.ref(loop)
+        self._threadsafe = False
         try:
             loop.add_reader(self._far, _hear, self._far, self._rung)
         except NotImplementedError:  # a loop that waits for no pipes
-            self._loop = weakref.ref(loop)
+            self._threadsafe = True
 
     def ring(self, futures: Iterable[asyncio.Future[None]]) -> None:
         """Resolve them, in the loop's thread. From any thread; nobody hears it in a closed loop."""
+        loop = self._loop()
+        if loop is None or loop.is_closed():
+            self._rung.clear()
+            return
         self._rung.extend(futures)
-        if self._loop is None:
+        if not self._threadsafe:
             ring(self._near)
-        elif (loop := self._loop()) is not None and not loop.is_closed():
+            return
+        with contextlib.suppress(RuntimeError):  # it has been closed meanwhile
             loop.call_soon_threadsafe(_resolve, self._rung)
 
 
@@ -66,6 +73,9 @@ def bell_of(loop: asyncio.AbstractEventLoop) -> Bell:
     bell = _BELLS.get(loop)
     if bell is None:
         with _HANGING:
+            # What was rung in a loop that closed is never heard, and would keep the loop.
+            for other in [one for one in _BELLS if one.is_closed()]:
+                del _BELLS[other]
             bell = _BELLS[loop] = Bell(loop)
     return bell
 

@@ -75,6 +75,10 @@ def generate(
             help="ngram, suffix, self, mtp, or the folder or hub id of a smaller model or a head."
         ),
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="A folder, hub id or file, where MODEL has none: a .specrt file say."),
+    ] = None,
     num_speculative_tokens: Annotated[
         int | None, typer.Option(help="Tokens drafted in a round.")
     ] = None,
@@ -194,6 +198,7 @@ def generate(
     with specrt.Engine(
         model,
         drafter=drafter,
+        tokenizer=tokenizer,
         num_speculative_tokens=num_speculative_tokens,
         dtype=dtype,
         threads=threads,

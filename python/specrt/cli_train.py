@@ -106,7 +106,7 @@ def _run(kind: Callable[..., Kind], own: dict[str, Any], given: dict[str, Any]) 
         from .train.run import TrainOptions, train
     except ImportError as error:
         raise UnsupportedError(
-            f"[train] needs torch, which the extra 'train' brings (pip install specrt[train]): "
+            f"[train] needs torch, which the extra 'train' brings (pip install 'specrt[train]'): "
             f"{error}"
         ) from error
     disk = given["max_disk"]

@@ -26,7 +26,7 @@ class Delivery:
     """
 
     def __init__(self, samples: int, *, increments: bool = True) -> None:
-        lock = threading.Lock()
+        lock = threading.RLock()  # who reads may be interrupted by a handler that cancels
         # Whoever waits for the end sleeps through the increments: waking costs more than the rest.
         self._changed = threading.Condition(lock)
         self._ended = threading.Condition(lock)
@@ -72,6 +72,10 @@ class Delivery:
             return self._news.popleft()
         except IndexError:
             return None
+
+    def put_back(self, sample: Request) -> None:
+        """What was taken has not been told: it comes next."""
+        self._news.appendleft(sample)
 
     def take(self) -> Request | None:
         """The next of the news, once there is any; None at the end."""

@@ -136,7 +136,7 @@ class Engine:
             outputs then say `lossless=False`. It takes a draft model of the target's vocabulary,
             or the target itself as drafter.
         target_tpot_seconds: with policy "goodput": mean time per token after the first that no
-            request should exceed.
+            request should exceed. Prompts wait for it, a second at most or half their own target.
         target_ttft_seconds: with policy "goodput": time to the first token that no request should
             exceed, from its submission.
         synthetic_acceptance_rate: in [0, 1]: accept each drafted token that is reached with this

@@ -87,7 +87,11 @@ class RequestHandle:
         return request_output(self._requests)
 
     def _increment_of(self, request: Request) -> Increment | None:
-        increment = request.increment()
+        try:
+            increment = request.increment()
+        except BaseException:  # Ctrl-C, say
+            self._delivery.put_back(request)
+            raise
         if increment is None:  # its text cannot be made: it need not go on
             self._scheduler.withdraw([request])
         return increment

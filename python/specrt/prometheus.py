@@ -1,4 +1,4 @@
-"""An engine's metrics for Prometheus; needs `pip install specrt[metrics]`.
+"""An engine's metrics for Prometheus; needs `pip install 'specrt[metrics]'`.
 
     from prometheus_client import CollectorRegistry
     from specrt.prometheus import EngineCollector
@@ -31,7 +31,7 @@ try:
     from prometheus_client.registry import Collector
 except ImportError as missing:
     raise UnsupportedError(
-        "[prometheus] expected prometheus_client, found none: pip install specrt[metrics]"
+        "[prometheus] expected prometheus_client, found none: pip install 'specrt[metrics]'"
     ) from missing
 
 __all__ = ["EngineCollector"]

@@ -155,5 +155,5 @@ def request_output(samples: list[Request]) -> RequestOutput:
         outputs=[one.completion() for one in samples],
         seed=first.params.seed,
         lossless=first.lossless,
-        prompt_logprobs=first.transcript.logprobs_of(first.prompt),
+        prompt_logprobs=first.transcript.prompt_logprobs,
     )

@@ -241,6 +241,8 @@ class Scheduler:
                 self._inside = None
                 if self._left:
                     self._cancel_left()
+                if self._woken:  # also where the round was lost
+                    self._wake_readers()
         if self._left:
             self._settle()
 
@@ -386,9 +388,6 @@ class Scheduler:
                 if (request := running.get(result[0])) is not None:
                     self._fail(decoder, request, caught)
             raise
-        finally:
-            if woken:
-                self._wake_readers()
 
     def _deliver(
         self, decoder: _core.Decoder, request: Request, now: float, result: Result
@@ -400,7 +399,7 @@ class Scheduler:
             return
         try:
             if prompt_logprobs is not None:
-                request.transcript.add_prompt(prompt_logprobs)
+                request.transcript.add_prompt(request.prompt, prompt_logprobs)
             if tokens:
                 request.feed(now, tokens, logprobs)
             if tokens and request.looks_for_stops:
@@ -471,10 +470,7 @@ class Scheduler:
             self._take_in()
             if request in self._waiting:
                 self._waiting.remove(request)
-            try:
-                request.end("abort", counters, told=True)
-            except Exception as caught:  # a tokenizer's
-                self._end(request, SpecrtError(f"[output] {type(caught).__name__}: {caught}"))
+            request.end("abort", counters, told=True)
             self._end(request, request.transcript.error)
         self._wake_readers()
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .sampling import SamplingParams
     from .text import Detokenizer, Tokenizer
 
-    RawLogprobs = list[tuple[float, int, list[tuple[int, float]]]]
+    RawLogprob = tuple[float, int, list[tuple[int, float]]]
+    RawLogprobs = list[RawLogprob]
 
 __all__ = ["Transcript"]
 
@@ -40,7 +41,7 @@ class Transcript:
         """Tokens, round by round."""
         self._raw: list[RawLogprobs] = []
         """As many as parts where log-probabilities are asked for, else none."""
-        self._raw_of_prompt: RawLogprobs = []
+        self._raw_of_prompt: list[tuple[int, RawLogprob]] = []
         self._finish = ""
         """How it ended; set before readers are told of the last part."""
         self.error: SpecrtError | None = None
@@ -49,6 +50,7 @@ class Transcript:
         self._texts: list[str] = []
         """Of the parts that have been made, as are these:"""
         self._logprobs: list[list[dict[int, Logprob]]] = []
+        self._logprobs_of_prompt: list[dict[int, Logprob]] = []
         self._tokens_made = 0
         self._told = 0
         """Parts that have left as increments."""
@@ -75,9 +77,9 @@ class Transcript:
             self._raw.append(logprobs)
         self.parts.append(tokens)
 
-    def add_prompt(self, logprobs: RawLogprobs) -> None:
+    def add_prompt(self, tokens: list[int], logprobs: RawLogprobs) -> None:
         """Log-probabilities of the prompt's tokens but the first."""
-        self._raw_of_prompt = logprobs
+        self._raw_of_prompt = list(zip(tokens[1:], logprobs, strict=True))
 
     def find_stop(self, finish: str) -> int:
         """Make the part just added, which is the last one if `finish` says how it ends.
@@ -98,14 +100,11 @@ class Transcript:
     def end(self, finish: str, *, told: bool) -> str:
         """No round adds any more. told: whether readers have been told of every part.
 
-        Returns how it ended; a stop text may come to light at the very end. Raises what the
-        tokenizer raises.
+        Makes nothing, and waits for nobody: it may interrupt who makes. Returns how it ended.
         """
+        self._finish = finish if self.stop_text is None else "stop"
         if told:  # the end is news as well
             self.add([], None if self._params.logprobs is None else [])
-            if self._stops is not None:
-                self.find_stop(finish)
-        self._finish = finish if self.stop_text is None else "stop"
         return self._finish
 
     # For readers.
@@ -114,21 +113,28 @@ class Transcript:
         """The next part that has not been told; None where it cannot be made."""
         with self._making:
             place = self._told
-            self._told += 1
             if not self._make(place + 1):
                 return None
-            return Increment(
+            increment = Increment(
                 text=self._texts[place],
                 token_ids=list(self.parts[place]),
                 index=index,
-                logprobs=None if self._params.logprobs is None else self._logprobs[place],
+                logprobs=None if self._params.logprobs is None else list(self._logprobs[place]),
                 finish_reason=self._finish if place + 1 == len(self.parts) else "",
             )
+            self._told = place + 1
+            return increment
 
     def settle(self) -> None:
         """Make all there is: afterwards `error` says whether it can be made."""
         with self._making:
             self._make(len(self.parts))
+            try:
+                made = len(self._logprobs_of_prompt)
+                for token, raw in self._raw_of_prompt[made:]:
+                    self._logprobs_of_prompt.append(self._named(token, raw))
+            except Exception as error:
+                self.error = self.error or self._failure(error)
 
     @property
     def text(self) -> str:
@@ -144,15 +150,13 @@ class Transcript:
             return None
         return [one for part in self._logprobs for one in part]
 
-    def logprobs_of(self, prompt: list[int]) -> list[dict[int, Logprob] | None] | None:
+    @property
+    def prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
         """One for each of the prompt's tokens, None for the first, if asked for."""
         self._settled()
         if self._params.prompt_logprobs is None:
             return None
-        try:
-            return [None, *map(self._named, prompt[1:], self._raw_of_prompt)]
-        except Exception as error:
-            raise self._failure(error) from error
+        return [None, *self._logprobs_of_prompt]
 
     def _settled(self) -> None:
         self.settle()
@@ -192,7 +196,9 @@ class Transcript:
                     self.parts[place] = tokens[: at + 1]
                     break
             if finish and self.stop_text is None:
-                text += self._let_through(detokenizer.flush(), before + len(tokens))
+                # What is withdrawn in the middle of a character has not come to a stop there.
+                armed = before + len(tokens) if finish != "abort" else -1
+                text += self._let_through(detokenizer.flush(), armed)
                 text += self._stops.flush() if self._stops is not None else ""
         if self._params.logprobs is not None:
             pairs = zip(self.parts[place], self._raw[place], strict=False)  # some may be dropped
@@ -214,10 +220,10 @@ class Transcript:
         return self._detokenizer
 
     def _let_through(self, text: str, tokens: int) -> str:
-        """tokens: of the output up to here."""
+        """tokens: of the output up to here; -1: nothing stops here."""
         if self._stops is None:
             return text
-        return self._stops.feed(text, armed=tokens >= self._params.min_tokens)
+        return self._stops.feed(text, armed=tokens >= max(0, self._params.min_tokens))
 
     def _named(
         self, token: int, raw: tuple[float, int, list[tuple[int, float]]]

@@ -6,8 +6,10 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -286,6 +288,123 @@ def test_an_interrupt_while_text_is_read(
             assert output.text == expected.text
             assert output.token_ids == expected.token_ids
             assert output.logprobs == expected.logprobs
+
+
+def test_increments_after_an_interrupt_miss_nothing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do they tell anything twice; the last one says how it ended."""
+    from specrt.text.detokenizer import Detokenizer
+
+    expected = engine.generate([1, 2], greedy(12))
+    for name in ("feed", "flush"):
+        done = getattr(Detokenizer, name)
+        calls = iter(range(1000))
+
+        def interrupted(*rest: Any) -> Any:
+            if next(calls) in (0, 5, 6):  # noqa: B023
+                raise KeyboardInterrupt
+            return done(*rest)  # noqa: B023
+
+        handle = engine.submit([1, 2], greedy(12))
+        increments: list[Any] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(Detokenizer, name, interrupted)
+            while True:
+                try:
+                    for one in handle:
+                        increments.append(one)
+                    break
+                except KeyboardInterrupt:
+                    continue
+        assert [token for one in increments for token in one.token_ids] == expected.token_ids
+        assert [one.finish_reason for one in increments if one.finish_reason] == ["length"]
+        assert "".join(one.text for one in increments) == expected.text
+
+
+def test_a_lost_round_wakes_those_who_await(l2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def read(handle: Any) -> None:
+        async for _ in handle:
+            pass
+
+    async def work(engine: Engine) -> list[Any]:
+        handles = [engine.submit([row], greedy(200)) for row in range(3)]
+        await handles[2].__anext__()
+        scheduler = engine._scheduler
+
+        class Failing:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(decoder, name)
+
+            def policy_round(self, tokens: int) -> None:
+                raise RuntimeError("out of luck")
+
+        decoder = scheduler.decoder
+        scheduler.decoder = Failing()  # type: ignore[assignment]
+        tasks = [read(handles[0]), handles[1], read(handles[2])]
+        told = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+        scheduler.decoder = decoder
+        return told
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with Engine(l2, **SMALL) as engine:
+            told = asyncio.run(work(engine))
+            assert all(isinstance(one, SpecrtError) for one in told), told
+            assert engine.generate([1, 2], greedy(3)).token_ids
+
+
+@pytest.mark.parametrize("stop", [None, "never"])
+def test_a_handler_that_cancels_what_its_thread_reads(engine: Engine, stop: str | None) -> None:
+    """A signal comes anywhere: while the reader waits, or makes text."""
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("signals come to the main thread")
+    current: list[Any] = []
+    before = signal.signal(signal.SIGALRM, lambda *_: current[0].cancel())
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for turn in range(150):
+            current[:] = [engine.submit([turn % 60], greedy(150, stop=stop))]
+            signal.setitimer(signal.ITIMER_REAL, 0.0003 + turn % 10 * 0.0005, 0.0005)
+            reasons = [one.finish_reason for one in current[0]]
+            assert [one for one in reasons if one] in (["abort"], ["length"], ["stop"])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        sys.setswitchinterval(interval)
+    assert engine.generate([1, 2], greedy(3)).token_ids
+
+
+def test_a_failure_in_the_prompts_logprobs_leaves_the_others(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specrt.text import Tokenizer
+
+    decode = Tokenizer.decode
+
+    def failing(self: Any, ids: Any, **how: Any) -> str:
+        if list(ids) == [33]:
+            raise ValueError("no such token")
+        return decode(self, ids, **how)
+
+    monkeypatch.setattr(Tokenizer, "decode", failing)
+    params = greedy(2, prompt_logprobs=0)
+    with pytest.raises(SpecrtError, match="no such token") as caught:
+        engine.generate([[1, 2], [1, 33], [3, 4]], params)
+    outputs = caught.value.outputs  # type: ignore[attr-defined]
+    assert [one is None for one in outputs] == [False, True, False]
+
+
+def test_what_a_reader_does_to_its_increments_is_its_own(engine: Engine) -> None:
+    handle = engine.submit([1, 2], greedy(5, logprobs=1))
+    for one in handle:
+        one.token_ids.clear()
+        assert one.logprobs is not None
+        one.logprobs.clear()
+    output = handle.result(60)
+    assert output.logprobs is not None
+    assert len(output.token_ids) == len(output.logprobs) == 5
 
 
 def test_rounds_make_no_text(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

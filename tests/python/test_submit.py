@@ -159,6 +159,35 @@ def test_event_loops_come_and_go(engine: Engine) -> None:
     assert len(os.listdir("/proc/self/fd")) <= files
 
 
+def test_loops_that_close_while_tasks_wait_are_let_go_of(engine: Engine) -> None:
+    from specrt import bells
+
+    def leave() -> None:
+        loop = asyncio.new_event_loop()
+        handle = engine.submit([1, 2], greedy(100))
+
+        async def read() -> None:
+            async for _ in handle:
+                pass
+
+        task = loop.create_task(read())
+        loop.run_until_complete(asyncio.sleep(0.001))
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.close()
+        with contextlib.suppress(SpecrtError):
+            handle.result(60)
+
+    for _ in range(5):
+        leave()
+    gc.collect()
+    files, kept = len(os.listdir("/proc/self/fd")), len(bells._BELLS)
+    for _ in range(20):
+        leave()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= files + 2
+    assert len(bells._BELLS) <= kept + 1
+
+
 def test_a_loop_that_waits_for_no_pipes(engine: Engine) -> None:
     """As Windows' own."""
 

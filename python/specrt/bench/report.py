@@ -84,7 +84,7 @@ def check_outputs(json_file: Path | None, plot: Path | None) -> None:
 
         if importlib.util.find_spec("matplotlib") is None:
             raise InvalidArgumentError(
-                "[plot] expected matplotlib, found none: pip install specrt[bench]"
+                "[plot] expected matplotlib, found none: pip install 'specrt[bench]'"
             )
 
 

@@ -293,8 +293,7 @@ class Scheduler:
             insort(self._waiting, self._inbox.popleft(), key=_rank)
 
     def _admit(self, decoder: _core.Decoder) -> None:
-        if self._inbox:
-            self._take_in()
+        self._take_in()
         place = 0
         while place < len(self._waiting):
             request = self._waiting[place]

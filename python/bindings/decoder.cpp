@@ -279,11 +279,6 @@ void bind_decoder(py::module_& module) {
            "Ends a sequence in its last round less `dropped` tokens; returns its counters.")
       .def("cancel", &Decoder::cancel, py::arg("id"), py::call_guard<py::gil_scoped_release>(),
            "Ends a sequence, also a preempted one; returns its counters.")
-      .def(
-          "reserve",
-          [](Decoder& decoder, const Items& plan) { return decoder.reserve(to_plan(plan)); },
-          py::arg("plan"),
-          "Sets KV blocks aside for a round of this plan; returns the first id that lacks them.")
       .def("preempt", &Decoder::preempt, py::arg("id"), py::call_guard<py::gil_scoped_release>(),
            "Takes a sequence out and frees its blocks; resume() puts it back.")
       .def("can_resume", &Decoder::can_resume, py::arg("id"), py::arg("reserve") = -1)
@@ -348,7 +343,7 @@ void bind_decoder(py::module_& module) {
             return std::pair(to_items(plan), to_python(progress));
           },
           py::arg("num_speculative_tokens"),
-          "plan_policies(), reserve() and round() in one call: the plan, and what round() gives.\n"
+          "A round of every sequence under its own policy: the plan, and what round() gives.\n"
           "None where the pool lacks blocks for the plan and another sequence could make room.")
       .def_property_readonly(
           "totals",
@@ -411,8 +406,6 @@ void bind_decoder(py::module_& module) {
         },
         py::arg("decoder"), py::arg("num_speculative_tokens"), text);
   };
-  def_plan("plan_policies", &plan_policies,
-           "Every sequence's draft nodes by its own policy; prefill takes what rows are left.");
   def_plan("plan_goodput", &plan_goodput, "As if every sequence that drafts had policy goodput.");
   def_plan("plan_fixed", &plan_fixed, "As if every sequence that drafts had policy fixed.");
   def_plan("plan_braked", &plan_braked, "As if every sequence that drafts had policy brake.");

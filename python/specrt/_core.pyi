@@ -61,7 +61,6 @@ __all__: list[str] = [
     "plan_braked",
     "plan_fixed",
     "plan_goodput",
-    "plan_policies",
     "quantise_compensated",
     "resolve_cpu_isa",
     "resolve_kv_cache_dtype",
@@ -810,25 +809,13 @@ class Decoder:
         | None
     ):
         """
-        plan_policies(), reserve() and round() in one call: the plan, and what round() gives.
+        A round of every sequence under its own policy: the plan, and what round() gives.
         None where the pool lacks blocks for the plan and another sequence could make room.
         """
 
     def preempt(self, id: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
         Takes a sequence out and frees its blocks; resume() puts it back.
-        """
-
-    def reserve(
-        self,
-        plan: collections.abc.Sequence[
-            tuple[
-                typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
-            ]
-        ],
-    ) -> int | None:
-        """
-        Sets KV blocks aside for a round of this plan; returns the first id that lacks them.
         """
 
     def resume(
@@ -1223,14 +1210,6 @@ def plan_goodput(
 ) -> list[tuple[int, int]]:
     """
     As if every sequence that drafts had policy goodput.
-    """
-
-
-def plan_policies(
-    decoder: Decoder, num_speculative_tokens: typing.SupportsInt | typing.SupportsIndex
-) -> list[tuple[int, int]]:
-    """
-    Every sequence's draft nodes by its own policy; prefill takes what rows are left.
     """
 
 

@@ -41,7 +41,9 @@ set(specrt_sources
     src/decode/features.cpp
     src/decode/filter.cpp
     src/decode/goodput.cpp
+    src/decode/head_children.cpp
     src/decode/head_drafter.cpp
+    src/decode/head_growth.cpp
     src/decode/head_memory.cpp
     src/decode/head_modules.cpp
     src/decode/layers_drafter.cpp
@@ -70,6 +72,7 @@ set(specrt_sources
     src/model/cuda_arena.cpp
     src/model/cuda_features.cpp
     src/model/cuda_forward.cpp
+    src/model/cuda_growth.cpp
     src/model/cuda_inputs.cpp
     src/model/cuda_medusa.cpp
     src/model/cuda_runner.cpp

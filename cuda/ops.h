@@ -14,6 +14,7 @@
 #include "kernels/embed.h"
 #include "kernels/finish_logits.h"
 #include "kernels/gemm.h"
+#include "kernels/grow.h"
 #include "kernels/likely.h"
 #include "kernels/process_logits.h"
 #include "kernels/rms_norm.h"
@@ -80,6 +81,8 @@ void likely(const LikelyArgs& args, std::int64_t rows, Stream stream);
 /// Processing, choice and log-probability of `rows` rows.
 void choose(const ProcessArgs& process, const ChooseArgs& args, std::int64_t rows, Stream stream);
 void verify(const VerifyArgs& args, std::int64_t sequences, Stream stream);
+void grow_level(const GrowArgs& args, std::int64_t drafts, Stream stream);
+void finish_draft(const FinishDraftArgs& args, std::int64_t drafts, Stream stream);
 void commit(const CommitArgs& args, std::int64_t sequences, std::int64_t planes, Stream stream);
 
 }  // namespace specrt::cuda

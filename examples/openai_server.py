@@ -27,6 +27,8 @@ Json = dict[str, Any]
 Steps = list[dict[int, specrt.Logprob]]
 SAME = {one.name for one in fields(specrt.SamplingParams)} - {"logprobs", "structured_outputs"}
 NOT_SAMPLING = {"model", "messages", "prompt", "stream", "stream_options", "priority", "user"}
+MEANS_NOTHING = (("echo", False), ("best_of", 1), ("suffix", ""), ("store", False))
+"""What clients send that asks for nothing; other values of these are refused."""
 WRONG_REQUEST = (ValueError, specrt.CapacityError, specrt.UnsupportedError)
 
 
@@ -52,6 +54,9 @@ def schema_of(form: Json) -> Json | str | None:
 
 def sampling_params(body: Json, engine: specrt.Engine, chat: bool) -> specrt.SamplingParams:
     given = {key: body[key] for key in body.keys() - NOT_SAMPLING if body[key] is not None}
+    for key, nothing in MEANS_NOTHING:
+        if key in given and given[key] == nothing:
+            del given[key]
     wanted: Json = {"max_tokens": engine.max_model_len if chat else 16}
     wanted |= {key: given.pop(key) for key in SAME & given.keys()}
     wanted["max_tokens"] = given.pop("max_completion_tokens", wanted["max_tokens"])
@@ -102,6 +107,22 @@ def failure(error: Exception) -> Json:
     return {"error": {"message": str(error), "type": type(error).__name__}}
 
 
+def conversation(messages: Any) -> Any:
+    """Contents in text parts become one text each; what is wrong is left to be refused."""
+    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        return messages
+    return [{**one, "content": text_of(one.get("content"))} for one in messages]
+
+
+def text_of(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise specrt.UnsupportedError(f"[content] expected text parts, got {part!r}")
+    return "".join(of_kind("text", part.get("text"), str) for part in content)
+
+
 async def body_of(request: Request) -> Json:
     try:
         return of_kind("body", await request.json(), dict)  # type: ignore[no-any-return]
@@ -135,7 +156,8 @@ def build(engine: specrt.Engine) -> FastAPI:
     def start(body: Json, params: specrt.SamplingParams, chat: bool) -> list[specrt.RequestHandle]:
         priority = body.get("priority", 0)
         if chat:
-            return [engine.chat_submit(body.get("messages"), params, priority=priority)]
+            messages = conversation(body.get("messages"))
+            return [engine.chat_submit(messages, params, priority=priority)]
         prompt = body.get("prompt")
         several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
         return [
@@ -145,8 +167,9 @@ def build(engine: specrt.Engine) -> FastAPI:
     async def answer(request: Request, chat: bool) -> Response:
         body = await body_of(request)
         if body.get("model") != engine.name:
-            wrong = KeyError(f"this server runs {engine.name!r}, not {body.get('model')!r}")
-            return JSONResponse(failure(wrong), status_code=404)
+            wrong = f"this server runs {engine.name!r}, not {body.get('model')!r}"
+            told = {"message": wrong, "type": "NotFoundError", "code": "model_not_found"}
+            return JSONResponse({"error": told}, status_code=404)
         stream = of_kind("stream", body.get("stream") or False, bool)
         options = of_kind("stream_options", body.get("stream_options") or {}, dict)
         params = sampling_params(body, engine, chat)

@@ -242,6 +242,22 @@ void verify(const VerifyArgs& args, std::int64_t sequences, Stream stream) {
   launch<Verify>({sequences}, args, stream);
 }
 
+void grow_level(const GrowArgs& args, std::int64_t drafts, Stream stream) {
+  for (const void* at :
+       {static_cast<const void*>(args.steps), static_cast<const void*>(args.likely),
+        static_cast<const void*>(args.candidates), static_cast<const void*>(args.frontiers)}) {
+    require_on_device(at, "grow_level");
+  }
+  if (args.hidden != nullptr) require_on_device(args.states, "grow_level");
+  launch<GrowLevel>({drafts}, args, stream);
+}
+
+void finish_draft(const FinishDraftArgs& args, std::int64_t drafts, Stream stream) {
+  require_on_device(args.drafts, "finish_draft");
+  require_on_device(args.out, "finish_draft");
+  launch<FinishDraft>({drafts}, args, stream);
+}
+
 void commit(const CommitArgs& args, std::int64_t sequences, std::int64_t planes, Stream stream) {
   require_on_device(args.planes, "commit");
   commit(OnHost{stream}, args, sequences, planes);

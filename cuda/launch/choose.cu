@@ -19,4 +19,12 @@ void verify(const VerifyArgs& args, std::int64_t sequences, Stream stream) {
   launch<Verify>({sequences}, args, stream);
 }
 
+void grow_level(const GrowArgs& args, std::int64_t drafts, Stream stream) {
+  launch<GrowLevel>({drafts}, args, stream);
+}
+
+void finish_draft(const FinishDraftArgs& args, std::int64_t drafts, Stream stream) {
+  launch<FinishDraft>({drafts}, args, stream);
+}
+
 }  // namespace specrt::cuda

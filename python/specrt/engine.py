@@ -296,6 +296,7 @@ class Engine:
         self.device: str = on
         self.cpu_isa: str = isa
         self.threads: int = team.size
+        self._drafter_name = brief(spec)
         if self_test and drafting is not None and is_head(spec) and self._tokenizer:
             try_drafts(decoder, drafting.for_request(), self._tokenizer, repr(drafter))
         if self._trace is not None:
@@ -306,13 +307,22 @@ class Engine:
                 dtype=self.dtype,
                 cpu_isa=isa,
                 threads=self.threads,
-                drafter=brief(spec),
+                drafter=self._drafter_name,
                 num_speculative_tokens=draft_tokens,
                 policy=policy,
                 verification=verification,
             )
 
     # What it is.
+
+    def __repr__(self) -> str:
+        if self._model is None:
+            return f"<Engine {self.name}: closed>"
+        drafter = f"drafter {self._drafter_name}, policy {self.policy}"
+        return (
+            f"<Engine {self.name}: {self.dtype} on {self.device}, threads={self.threads}, "
+            f"{drafter if self._drafter_name else 'no drafter'}>"
+        )
 
     @property
     def tokenizer(self) -> Tokenizer | None:

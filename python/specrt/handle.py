@@ -34,6 +34,10 @@ class RequestHandle:
         self._requests = requests
         self._delivery = delivery
 
+    def __repr__(self) -> str:
+        tokens = sum(one.transcript.count for one in self._requests)
+        return f"<RequestHandle: {'done' if self.done else 'running'}, {tokens} tokens so far>"
+
     @property
     def done(self) -> bool:
         """Whether it is over: finished, failed or cancelled."""

@@ -96,6 +96,8 @@ struct Decoder::Impl {
   bool trims_freely(const Sequence& sequence) const;
   void trim();
   std::int64_t whole_rows(std::int64_t rows, std::int64_t prompt_rows) const;
+  double prompt_seconds(std::int64_t rows, std::int64_t prompt_rows, std::int64_t sequences,
+                        std::int64_t context) const;
   double fill_pass_costs(std::int64_t rows, std::int64_t prompt_rows, std::int64_t most) const;
   void set_pace(const Sequence& s, std::chrono::steady_clock::time_point now,
                 DraftCandidate& one) const;

@@ -168,12 +168,11 @@ void Decoder::Impl::observe_round(double seconds) {
     const std::int64_t rows = whole_rows(runner.rows(), prompt_rows);
     cost.observe_pass(rows, sequences, context, seconds);
     if (decodes) {
-      const double without = cost.pass_seconds(
-          std::max<std::int64_t>(1, runner.rows() - prompt_rows), sequences, context);
-      const double share = 1.0 - without / cost.pass_seconds(rows, sequences, context);
+      const double share =
+          prompt_seconds(runner.rows() - prompt_rows, prompt_rows, sequences, context) /
+          cost.pass_seconds(rows, sequences, context);
       recent_seconds = kForget * recent_seconds + seconds;
-      recent_prompt_seconds = kForget * recent_prompt_seconds +
-                              (prompt_rows > 0 ? std::max(0.0, share) * seconds : 0.0);
+      recent_prompt_seconds = kForget * recent_prompt_seconds + share * seconds;
     }
   }
   if (drafting.empty()) return;
@@ -192,6 +191,16 @@ void Decoder::Impl::observe_round(double seconds) {
 std::int64_t Decoder::Impl::whole_rows(std::int64_t rows, std::int64_t prompt_rows) const {
   const auto saved = static_cast<std::int64_t>(head_share * static_cast<double>(prompt_rows));
   return std::max<std::int64_t>(1, rows - saved);
+}
+
+// What prompts take of a pass, beside so many rows of others.
+double Decoder::Impl::prompt_seconds(std::int64_t rows, std::int64_t prompt_rows,
+                                     std::int64_t sequences, std::int64_t context) const {
+  if (prompt_rows == 0) return 0.0;
+  const double with =
+      cost.pass_seconds(whole_rows(rows + prompt_rows, prompt_rows), sequences, context);
+  return std::max(0.0,
+                  with - cost.pass_seconds(std::max<std::int64_t>(1, rows), sequences, context));
 }
 
 // Drafts that cost nothing and say what they are worth are better chosen from when they are there.
@@ -216,10 +225,7 @@ double Decoder::Impl::fill_pass_costs(std::int64_t rows, std::int64_t prompt_row
     longest = std::max(longest, cost.pass_seconds(base + n, std::ssize(live), context));
     pass_costs.push_back(longest);
   }
-  if (prompt_rows == 0) return 0.0;
-  const double without =
-      cost.pass_seconds(std::max<std::int64_t>(1, rows), std::ssize(live), context);
-  return std::max(0.0, pass_costs[0] - without);
+  return prompt_seconds(rows, prompt_rows, std::ssize(live), context);
 }
 
 // What the round may take for every waiting prompt to be in time.
@@ -249,11 +255,11 @@ std::int64_t Decoder::prompt_limit(std::int64_t rows) const {
     context += s->length();
     decoding += s->prefilling() ? 0 : 1;
   }
-  const auto seconds_with = [&](std::int64_t prompt_rows) {
-    return d.cost.pass_seconds(d.whole_rows(decoding + prompt_rows, prompt_rows),
-                               std::ssize(d.live), context);
+  const auto taken = [&](std::int64_t prompt_rows) {
+    return d.prompt_seconds(decoding, prompt_rows, std::ssize(d.live), context);
   };
-  const double without = seconds_with(0);
+  const double without =
+      d.cost.pass_seconds(std::max<std::int64_t>(1, decoding), std::ssize(d.live), context);
   double spare = -1.0;  // anything
   for (const auto& s : d.live) {
     if (s->prefilling()) {
@@ -272,11 +278,11 @@ std::int64_t Decoder::prompt_limit(std::int64_t rows) const {
     const double slack = std::max(0.0, kOnTime * whole - elapsed - kUneven * left * without);
     spare = spare < 0.0 ? slack : std::min(spare, slack);
   }
-  if (spare < 0.0 || seconds_with(rows) - without <= spare) return rows;
+  if (spare < 0.0 || taken(rows) <= spare) return rows;
   // A pass with very few of them is hardly shorter than one with more.
   std::int64_t fits = 0;
   for (std::int64_t more = kLeastPrompt; more < rows; more += kLeastPrompt) {
-    if (seconds_with(more) - without > spare) break;
+    if (taken(more) > spare) break;
     fits = more;
   }
   return fits;

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -13,6 +14,7 @@
 #include "decode/head_features.h"
 #include "decode/head_memory.h"
 #include "decode/head_modules.h"
+#include "model/cuda_growth.h"
 #include "model/runner.h"
 #include "specrt/drafter.h"
 
@@ -128,6 +130,16 @@ class HeadDrafter final : public Drafter {
   std::vector<std::int64_t> logit_rows_;
   std::vector<TokenId> path_;
   TokenLogprobs logprobs_;
+
+  // Where a GPU grows the trees; head_growth.cpp.
+  bool grows_on_device() const;
+  void rank_roots();
+  void grow_on_device();
+  std::optional<CudaGrowth> growth_;
+  bool growing_ = false;  // this group
+  std::vector<CudaGrowth::Draft> drafts_;
+  std::vector<CudaGrowth::Place> places_;
+  std::vector<DraftTree*> trees_;
 };
 
 }  // namespace specrt

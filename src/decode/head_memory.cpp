@@ -1,5 +1,6 @@
 #include "decode/head_memory.h"
 
+#include "model/cuda_growth.h"
 #include "specrt/error.h"
 
 namespace specrt {
@@ -36,13 +37,19 @@ HeadSizes::HeadSizes(const ModelConfig& head, const DraftHeadOptions& options) {
   feature_rows = std::int64_t{options.max_rows} + options.max_batch_size;
   state_rows = sequences * level;
   module_rows = options.modules > 1 ? options.max_rows : 0;
+  grows_on_device = cuda_device_of(options.device).has_value() && options.modules == 1 &&
+                    CudaGrowth::fits(options.top_k, options.depth);
 }
 
 std::int64_t HeadSizes::workspace_bytes(const ModelConfig& head, const DraftHeadOptions& options,
                                         std::int64_t target_vocab_size) const {
   std::int64_t floats = feature_rows * feature_width + 2 * state_rows * head.hidden_size;
   floats += (2 * module_rows + options.max_batch_size * (options.modules - 1)) * head.hidden_size;
-  const std::int64_t bytes = Runner::workspace_bytes(head, runner) * options.modules + floats * 4;
+  std::int64_t bytes = Runner::workspace_bytes(head, runner) * options.modules + floats * 4;
+  if (grows_on_device) {
+    bytes += CudaGrowth::device_bytes(sequences, options.top_k, options.depth,
+                                      std::ssize(options.target_of_draft));
+  }
   if (cuda_device_of(options.device)) return bytes;  // what the host has is not counted
   return bytes + (options.target_of_draft.empty() ? 0 : target_vocab_size * 4) +
          Chooser::bytes_for(std::max(target_vocab_size, head.vocab_size));

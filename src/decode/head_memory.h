@@ -19,6 +19,7 @@ struct HeadSizes {
   std::int64_t feature_rows = 0;   ///< positions whose features wait for a pass
   std::int64_t state_rows = 0;     ///< of the head's own hidden states, twice
   std::int64_t module_rows = 0;    ///< whose states go to the next module; 0 where there is one
+  bool grows_on_device = false;    ///< a GPU grows the trees
   RunnerOptions runner;            ///< of each module, without a team
 
   std::int64_t workspace_bytes(const ModelConfig& head, const DraftHeadOptions& options,

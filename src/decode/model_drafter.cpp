@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "decode/chain_draft.h"
 #include "decode/choose.h"
 #include "decode/runner_options.h"
+#include "model/cuda_growth.h"
 #include "model/runner.h"
 #include "specrt/drafter.h"
 #include "specrt/error.h"
@@ -18,6 +20,7 @@ namespace {
 RunnerOptions runner_options(const DraftModelOptions& options) {
   RunnerOptions out = shared_runner_options(options);
   out.team = options.team != nullptr ? options.team : std::make_shared<ThreadTeam>(options.threads);
+  out.most_likely = 1;
   return out;
 }
 
@@ -36,6 +39,9 @@ class ModelDrafter final : public Drafter {
         max_batch_size_(static_cast<std::size_t>(options.max_batch_size)),
         check_invariants_(options.check_invariants) {
     if (map_ != nullptr) translated_.resize(static_cast<std::size_t>(target_vocab_));
+    if (runner_.cuda() == nullptr || map_ != nullptr || draft_vocab_ > target_vocab_) return;
+    growth_.emplace(*runner_.cuda(), CudaGrowth::Rows::positions, options.max_batch_size, 1,
+                    CudaGrowth::kMostNodes, std::span<const TokenId>(), target_vocab_);
   }
 
   const std::string& name() const override { return name_; }
@@ -91,8 +97,10 @@ class ModelDrafter final : public Drafter {
       open(requests[i], out[i]);
     }
     catch_up();
-    for (std::int64_t step = 0; !active_.empty(); ++step) {
-      draft_step(step);
+    if (grows_on_device()) {
+      draft_on_device();
+    } else {
+      for (std::int64_t step = 0; !active_.empty(); ++step) draft_step(step);
     }
     if (check_invariants_) runner_.cache().check_invariants();
   }
@@ -250,6 +258,66 @@ class ModelDrafter final : public Drafter {
     std::erase_if(active_, [&](const Active& a) { return step + 1 >= a.draft.steps; });
   }
 
+  // Whether nobody asks for more than the model's own arg-max.
+  bool grows_on_device() const {
+    return growth_.has_value() && !active_.empty() &&
+           std::all_of(active_.begin(), active_.end(), [](const Active& a) {
+             const DraftRequest& request = *a.draft.request;
+             return request.sampling->greedy() && a.draft.steps <= CudaGrowth::kMostNodes &&
+                    request.sampling->speculation.policy != Policy::adasd &&
+                    (request.logits == nullptr || request.logits->neutral());
+           });
+  }
+
+  // All steps, which the device puts one behind the other: their tokens come in one copy.
+  void draft_on_device() {
+    drafts_.clear();
+    trees_.clear();
+    for (const Active& a : active_) {
+      drafts_.push_back({a.draft.steps, a.draft.steps});
+      trees_.push_back(a.draft.tree);
+    }
+    growth_->begin(drafts_);
+    std::int64_t step = 0;
+    for (;; ++step) {
+      runner_.begin();
+      rows_.clear();
+      for (std::size_t i = 0; i < active_.size(); ++i) {
+        Active& a = active_[i];
+        CudaGrowth::Place place;
+        place.first_row = a.row;
+        if (step < a.draft.steps) {
+          const TokenId token = step == 0 ? a.state->context.back() : -1;
+          a.row = runner_.add_committed(a.draft.request->id, std::span(&token, 1));
+          a.state->cached.push_back(token);
+          place.next_row = a.row;
+          rows_.push_back(a.row);
+        }
+        if (step > 0) growth_->set_step(i, step - 1, place);
+      }
+      if (rows_.empty()) break;
+      if (step == 0) {
+        runner_.forward();
+      } else {
+        runner_.forward_grown(growth_->level(step - 1, nullptr));
+      }
+      for (const Active& a : active_) {
+        if (step >= a.draft.steps) continue;
+        const auto known = static_cast<std::int64_t>(a.state->context.size());
+        runner_.advance_keeping(a.draft.request->id, 1, known - 1);
+      }
+      growth_->rank(rows_, 0);
+    }
+    growth_->finish(step - 1, trees_);
+    // What was run, but for the last one drafted.
+    for (const Active& a : active_) {
+      std::vector<TokenId>& cached = a.state->cached;
+      const std::span<const TokenId> tokens = a.draft.tree->tokens();
+      auto at = cached.end() - static_cast<std::ptrdiff_t>(a.draft.steps - 1);
+      for (std::size_t i = 0; i < tokens.size() && at != cached.end(); ++i) *at++ = tokens[i];
+    }
+  }
+
   struct Fed {
     const Active* active;
     std::int64_t count;
@@ -268,6 +336,9 @@ class ModelDrafter final : public Drafter {
   std::vector<Active> active_;
   std::vector<Fed> fed_;
   std::vector<std::int64_t> rows_;
+  std::optional<CudaGrowth> growth_;
+  std::vector<CudaGrowth::Draft> drafts_;
+  std::vector<DraftTree*> trees_;
 };
 
 }  // namespace

@@ -164,6 +164,27 @@ void CudaRunner::likely(std::span<const std::int64_t> rows, std::int64_t count,
   enter();
   likely_rows_ = std::ssize(rows);
   make_logits(send_rows(rows), likely_rows_);
+  find_likely(likely_rows_, count, likeliest_);
+  cuda::copy_to_host(host_logits_.data(), likeliest_, out.size_bytes(), stream());
+  wait();
+  std::copy_n(reinterpret_cast<const cuda::LikelyToken*>(host_logits_.data()), out.size(),
+              out.begin());
+}
+
+void CudaRunner::rank(std::span<const std::int64_t> rows, std::int64_t count,
+                      cuda::LikelyToken* out) {
+  enter();
+  while (!rows.empty()) {
+    const auto some = rows.first(std::min(rows.size(), static_cast<std::size_t>(kLogitRows)));
+    make_logits(send_rows(some), std::ssize(some));
+    find_likely(std::ssize(some), count, out);
+    out += std::ssize(some) * count;
+    rows = rows.subspan(some.size());
+  }
+}
+
+// Out of logits_.
+void CudaRunner::find_likely(std::int64_t rows, std::int64_t count, cuda::LikelyToken* out) {
   cuda::LikelyArgs args;
   args.logits = logits_;
   args.stride = logits_stride_;
@@ -172,12 +193,8 @@ void CudaRunner::likely(std::span<const std::int64_t> rows, std::int64_t count,
   args.count = static_cast<std::int32_t>(count);
   args.shares = shares_;
   args.found = found_;
-  args.out = likeliest_;
-  cuda::likely(args, likely_rows_, stream());
-  cuda::copy_to_host(host_logits_.data(), likeliest_, out.size_bytes(), stream());
-  wait();
-  std::copy_n(reinterpret_cast<const cuda::LikelyToken*>(host_logits_.data()), out.size(),
-              out.begin());
+  args.out = out;
+  cuda::likely(args, rows, stream());
 }
 
 std::span<const float> CudaRunner::likely_logits() {

@@ -32,6 +32,7 @@ void CudaRunner::run(const PassRows& pass, const KvCache& cache, std::int64_t la
   flush_moves();
   copies_.flush(stream());
   inputs_.send(pass, cache, stream());
+  if (pass.growth != nullptr) inputs_.grow(*pass.growth, stream());
   fetched_ = false;
   const PassShape& shape = inputs_.shape();
   if (shape.rows > CudaInputs::kMostCaptured || shape.rows * shape.segments > most_partials_) {

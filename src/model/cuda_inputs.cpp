@@ -143,7 +143,7 @@ void CudaInputs::send(const PassRows& pass, const KvCache& cache, cuda::Stream s
     used += std::ssize(values);
     return static_cast<std::int32_t>(used - std::ssize(values));
   };
-  const std::int32_t paths = append(pass.paths);
+  const std::int32_t paths = append(pass.paths);  // at the pool's beginning: see grow()
   for (std::int64_t g = 0; g < groups_; ++g) {
     std::int32_t table = 0;
     for (std::int64_t row = 0; row < pass.rows; ++row) {
@@ -160,6 +160,14 @@ void CudaInputs::send(const PassRows& pass, const KvCache& cache, cuda::Stream s
   }
   cuda::copy_to_device(device_.data(), to, static_cast<std::size_t>(pool_ + used * 4), stream);
   sent_[turn_].record(stream);
+}
+
+void CudaInputs::grow(const LevelGrowth& growth, cuda::Stream stream) const {
+  cuda::GrowArgs args = growth.args;
+  args.tokens = reinterpret_cast<std::int32_t*>(device_.data());
+  if (states_) args.hidden = reinterpret_cast<const float**>(device_.data() + hidden_);
+  args.paths = reinterpret_cast<std::int32_t*>(device_.data() + pool_);
+  cuda::grow_level(args, growth.drafts, stream);
 }
 
 }  // namespace specrt

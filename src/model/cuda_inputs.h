@@ -10,6 +10,12 @@
 
 namespace specrt {
 
+/// A level of drafts that grow on the device (cuda_growth.h), but for the pass's inputs.
+struct LevelGrowth {
+  cuda::GrowArgs args;
+  std::int64_t drafts = 0;
+};
+
 /// The rows of a pass, as a Runner has laid them out.
 struct PassRows {
   std::int64_t rows = 0;
@@ -24,6 +30,7 @@ struct PassRows {
   // Of a draft head, on the device; null ones are none.
   std::span<const float* const> hidden;
   std::span<float* const> outputs;
+  const LevelGrowth* growth = nullptr;  ///< what these rows are, where the device alone knows
 };
 
 /// The sizes that a captured pass has; its real rows are no more than these.
@@ -57,6 +64,9 @@ class CudaInputs {
   /// Writes the pass and puts its copy on the stream. Throws CapacityError where it has more blocks
   /// or deeper paths than there is room for.
   void send(const PassRows& pass, const KvCache& cache, cuda::Stream stream);
+
+  /// Puts on the stream what writes tokens, states and paths of rows that were sent without.
+  void grow(const LevelGrowth& growth, cuda::Stream stream) const;
 
   const PassShape& shape() const { return shape_; }
   const std::int32_t* tokens() const { return at<std::int32_t>(0); }

@@ -82,8 +82,12 @@ struct CudaRunner::Sizes {
     }
     moves = static_cast<std::int64_t>(kMostMoves);
     features = o.features.count() * x;
-    embedded = joined = parts = shares = found = likeliest = 0;
+    embedded = joined = parts = likeliest = 0;
     const HeadConfig& head = c.head;
+    const std::int64_t most = head.kind == HeadKind::none ? o.most_likely : kMostLikely;
+    const std::int64_t chunks = most > 0 ? kLogitRows * chunks_of(c.vocab_size) : 0;
+    shares = chunks * static_cast<std::int64_t>(sizeof(cuda::LikelyShare));
+    found = chunks * most * static_cast<std::int64_t>(sizeof(cuda::LikelyToken));
     if (head.kind == HeadKind::none) return;
     const std::int64_t read = head.feature_parts * head.feature_size;
     const bool fused = head.kind == HeadKind::fused;
@@ -93,9 +97,6 @@ struct CudaRunner::Sizes {
     workspace =
         std::max({workspace, needed(c.hidden_size, fused ? c.hidden_size + read : read, rows),
                   needed(qkv_width, fused ? c.hidden_size : 2 * c.hidden_size, rows)});
-    const std::int64_t chunks = kLogitRows * chunks_of(c.vocab_size);
-    shares = chunks * static_cast<std::int64_t>(sizeof(cuda::LikelyShare));
-    found = chunks * kMostLikely * static_cast<std::int64_t>(sizeof(cuda::LikelyToken));
     likeliest = kLogitRows * kMostLikely * static_cast<std::int64_t>(sizeof(cuda::LikelyToken));
   }
 
@@ -412,10 +413,12 @@ const std::int32_t* CudaRunner::send_rows(std::span<const std::int64_t> rows) {
     follow = follow && rows[i] == first + static_cast<std::int64_t>(i);
   }
   if (follow) return identity_ + first;
+  rows_sent_.wait();
   auto* staged = reinterpret_cast<std::int32_t*>(host_rows_.data());
   std::transform(rows.begin(), rows.end(), staged,
                  [](std::int64_t row) { return static_cast<std::int32_t>(row); });
   cuda::copy_to_device(logit_rows_, staged, rows.size() * 4, stream());
+  rows_sent_.record(stream());
   return logit_rows_;
 }
 

@@ -62,6 +62,8 @@ class CudaRunner final : public DeviceFeatures {
   void likely(std::span<const std::int64_t> rows, std::int64_t count,
               std::span<cuda::LikelyToken> out);
   std::span<const float> likely_logits();
+  /// The same of any number of rows, to a place on the device; does not wait.
+  void rank(std::span<const std::int64_t> rows, std::int64_t count, cuda::LikelyToken* out);
 
   /// Runner::logits; waits. Rows follow each other without a gap.
   std::span<const float> logits(std::span<const std::int64_t> rows);
@@ -108,6 +110,7 @@ class CudaRunner final : public DeviceFeatures {
   void keep_features(std::int64_t layer);
   void fuse();
   void combine(bool recycled);
+  void find_likely(std::int64_t rows, std::int64_t count, cuda::LikelyToken* out);
   void keep_outputs();
   /// Where these numbers of rows are on the device; those that follow each other are there already.
   const std::int32_t* send_rows(std::span<const std::int64_t> rows);
@@ -187,10 +190,11 @@ class CudaRunner final : public DeviceFeatures {
   float* embedded_ = nullptr;               // [rows, hidden]
   void* joined_ = nullptr;                  // [rows, padded inputs]: of fc, and of layer 0
   float* parts_ = nullptr;                  // [rows, features], normed together
-  cuda::LikelyShare* shares_ = nullptr;     // [kLogitRows, chunks]
-  cuda::LikelyToken* found_ = nullptr;      // [kLogitRows, chunks, kMostLikely]
+  cuda::LikelyShare* shares_ = nullptr;     // [kLogitRows, chunks], a draft model's too
+  cuda::LikelyToken* found_ = nullptr;      // [kLogitRows, chunks, kMostLikely], the same
   cuda::LikelyToken* likeliest_ = nullptr;  // [kLogitRows, kMostLikely]
   cuda::HostBuffer host_rows_;
+  cuda::Event rows_sent_;
   cuda::HostBuffer host_logits_;
 };
 

@@ -161,6 +161,15 @@ void Runner::forward_head(std::span<const float* const> hidden, std::span<float*
   }
 }
 
+void Runner::forward_level(std::span<float* const> out, const LevelGrowth& growth) {
+  if (rows_ == 0) return;
+  if (cuda_ == nullptr) throw InternalError("[head] a level that grows on a device, without one");
+  PassRows pass = pass_rows();
+  pass.outputs = out;
+  pass.growth = &growth;
+  cuda_->forward_head(pass, cache_, true);
+}
+
 void Runner::check_features(const FeatureRows& from) const {
   if (cuda_ != nullptr) cuda_->copies().check(from);
 }

@@ -268,7 +268,7 @@ PassRows Runner::pass_rows() const {
   return {rows_,        tokens_, positions_,
           slots_,       owners_, path_begin_,
           path_length_, paths_,  !captured_rows_.empty(),
-          {},           {}};
+          {},           {},      nullptr};
 }
 
 void Runner::forward(std::int64_t layers) {
@@ -284,6 +284,14 @@ void Runner::forward(std::int64_t layers) {
     layer(i);
   }
   keep_features(layers);
+}
+
+void Runner::forward_grown(const LevelGrowth& growth) {
+  if (rows_ == 0) return;
+  if (cuda_ == nullptr) throw InternalError("[model] tokens that a device fills in, without one");
+  PassRows pass = pass_rows();
+  pass.growth = &growth;
+  cuda_->forward(pass, cache_, model_.config().num_layers);
 }
 
 void Runner::forward_traced(std::span<const float> stream, LayerTrace& trace) {

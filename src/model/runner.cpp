@@ -339,37 +339,59 @@ const float* Runner::captured_normed() const {
   return cuda_ != nullptr ? cuda_->features(std::ssize(wanted_.layers)) : normed_features_;
 }
 
-std::int64_t Runner::add_node(SequenceId id, TokenId token, std::int32_t parent) {
-  const std::int64_t position =
-      cache_.length(id) + (parent < 0 ? 0 : node_path_length_[static_cast<std::size_t>(parent)]);
-  if (rows_ == max_rows_ || scratch_used_ == cache_.layout().scratch_slots ||
+void Runner::check_nodes(std::int64_t count, std::int64_t position) const {
+  if (rows_ + count > max_rows_ || scratch_used_ + count > cache_.layout().scratch_slots ||
       position >= max_model_len_) {
     throw CapacityError(expected_got("pass",
                                      "at most " + std::to_string(max_rows_) + " rows, " +
                                          std::to_string(cache_.layout().scratch_slots) +
                                          " nodes and " + std::to_string(max_model_len_) +
                                          " positions",
-                                     "one more"));
+                                     std::to_string(count) + " more"));
   }
+}
+
+std::int64_t Runner::add_node(SequenceId id, TokenId token, std::int32_t parent) {
+  const std::int64_t position =
+      cache_.length(id) + (parent < 0 ? 0 : node_path_length_[static_cast<std::size_t>(parent)]);
+  check_nodes(1, position);
   return place_node(id, token, position, parent);
+}
+
+std::int64_t Runner::add_level(SequenceId id, std::int64_t count, std::int64_t depth) {
+  const std::int64_t position = cache_.length(id) + depth - 1;
+  check_nodes(count, position);
+  const std::int64_t first = rows_;
+  for (std::int64_t i = 0; i < count; ++i) {
+    // Who is above a node is not known: until then it stands for all of them.
+    paths_.insert(paths_.end(), static_cast<std::size_t>(depth),
+                  static_cast<std::int32_t>(scratch_used_));
+    (void)place_row(id, -1, position, depth);
+  }
+  return first;
 }
 
 // A node's path is its parent's and itself.
 std::int64_t Runner::place_node(SequenceId id, TokenId token, std::int64_t position,
                                 std::int32_t parent) {
-  const auto row = static_cast<std::size_t>(rows_++);
-  const auto scratch = static_cast<std::int32_t>(scratch_used_++);
-  const auto node = static_cast<std::size_t>(scratch);
-  const auto begin = static_cast<std::int64_t>(paths_.size());
+  std::int64_t path = 1;
   if (parent >= 0) {
     const auto above = static_cast<std::size_t>(parent);
-    for (std::int64_t i = 0; i < node_path_length_[above]; ++i) {
+    for (std::int64_t i = 0; i < node_path_length_[above]; ++i, ++path) {
       paths_.push_back(paths_[static_cast<std::size_t>(node_path_begin_[above] + i)]);
     }
   }
-  paths_.push_back(scratch);
-  node_path_begin_[node] = path_begin_[row] = begin;
-  node_path_length_[node] = path_length_[row] = static_cast<std::int64_t>(paths_.size()) - begin;
+  paths_.push_back(static_cast<std::int32_t>(scratch_used_));
+  return place_row(id, token, position, path);
+}
+
+std::int64_t Runner::place_row(SequenceId id, TokenId token, std::int64_t position,
+                               std::int64_t path) {
+  const auto row = static_cast<std::size_t>(rows_++);
+  const auto scratch = static_cast<std::int32_t>(scratch_used_++);
+  const auto node = static_cast<std::size_t>(scratch);
+  node_path_begin_[node] = path_begin_[row] = std::ssize(paths_) - path;
+  node_path_length_[node] = path_length_[row] = path;
   tokens_[row] = token;
   positions_[row] = static_cast<std::int32_t>(position);
   scratch_index_[row] = scratch;

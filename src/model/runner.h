@@ -36,7 +36,8 @@ struct RunnerOptions {
   bool poison = false;             ///< for tests: KV memory that holds nothing is NaN in every pass
   std::shared_ptr<ThreadTeam> team;
   std::string cpu_isa = "auto";
-  std::string device = "cpu";               ///< as cuda_device_of() reads it
+  std::int64_t most_likely = 0;  ///< that CudaRunner::rank() finds in a row, but for draft heads
+  std::string device = "cpu";    ///< as cuda_device_of() reads it
   std::shared_ptr<cuda::OwnStream> stream;  ///< of a GPU; null: one of its own
 };
 
@@ -94,6 +95,13 @@ class Runner {
   /// scratch slot; `parent` is the scratch index of a node since begin(), or -1. Returns the row.
   /// Throws CapacityError, changing nothing, where rows, slots or positions run out.
   std::int64_t add_node(SequenceId id, TokenId token, std::int32_t parent);
+  /// Rows for `count` such nodes whose tokens, and ancestors, forward_level() fills in; each path
+  /// has `depth` nodes. Returns the first row. As add_node() otherwise.
+  std::int64_t add_level(SequenceId id, std::int64_t count, std::int64_t depth);
+  /// Where a node's path begins among those of all since begin().
+  std::int64_t path_begin(std::int64_t row) const {
+    return path_begin_[static_cast<std::size_t>(row)];
+  }
   /// As begin(), but the nodes since then stay in their slots.
   void begin_level() { rows_ = 0; }
   std::int32_t scratch_of(std::int64_t row) const {
@@ -109,6 +117,8 @@ class Runner {
   DeviceFeatures* device_features() const { return cuda_.get(); }
 
   void forward() { forward(model_.config().num_layers); }
+  /// The same of rows whose tokens, added as -1, the growth fills in. On a GPU only.
+  void forward_grown(const LevelGrowth& growth);
   /// Only the first layers: logits() then tells what norm and head make of their output.
   void forward(std::int64_t layers);
   /// All of them with these values, [rows, hidden], for the embeddings of the pass's tokens; keeps
@@ -132,6 +142,8 @@ class Runner {
   /// goes to `out`, [hidden], unless that is null; there may be fewer of these than rows.
   void forward_head(std::span<const float* const> hidden, std::span<float* const> out,
                     bool recycled);
+  /// The same of add_level()'s rows, whose states come out of the growth as well. On a GPU only.
+  void forward_level(std::span<float* const> out, const LevelGrowth& growth);
 
   /// Logits of up to kLogitRows rows, [rows, vocab_size], valid until the next call.
   std::span<const float> logits(std::span<const std::int64_t> rows);
@@ -173,6 +185,10 @@ class Runner {
   void apply_moves();
   /// A row for a draft node in the next scratch slot, behind the node in that of `parent` or -1.
   std::int64_t place_node(SequenceId id, TokenId token, std::int64_t position, std::int32_t parent);
+  /// Throws CapacityError where `count` nodes do not fit, the last at `position`.
+  void check_nodes(std::int64_t count, std::int64_t position) const;
+  /// The row, once its path is at the end of paths_.
+  std::int64_t place_row(SequenceId id, TokenId token, std::int64_t position, std::int64_t path);
   void plan_attention();
   void embed(float* out);
   void fuse(std::span<const float* const> hidden);

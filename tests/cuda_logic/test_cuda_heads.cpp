@@ -592,37 +592,3 @@ TEST(cuda_heads_take_what_was_told) {
     CHECK_EQ(emulated::in_use(), 0);
   }
 }
-
-// A step of a draft comes back in one small copy; states stay where they are.
-TEST(cuda_heads_bring_one_copy_a_step) {
-  emulated::reset();
-  const tiny::Spec spec = tiny::small_spec(Precision::bf16, 47);
-  const Model target = tiny::random_model(spec);
-  const Model head = tiny::random_head(spec, HeadKind::beside, Precision::bf16);
-  DraftHeadOptions own = tiny::head_options(HeadKind::beside, 2, 3);
-  own.device = "cuda";
-  own.check_invariants = false;
-  own.max_rows = 16;
-  own.max_batch_size = 2;
-  DecoderOptions options = decoder_options(target, 2, own.features);
-  options.check_invariants = false;
-  Decoder decoder(target, options);
-  const auto drafter = specrt::make_head_drafter(head, target, own);
-  for (std::size_t i = 0; i < 2; ++i) {
-    specrt::SamplingParams params;
-    params.max_tokens = 60;
-    (void)decoder.add(tiny::random_tokens(i, 4, spec.vocab), params, drafter);
-  }
-  const auto round = [&] { (void)decoder.round(specrt::plan_fixed(decoder, 5)); };
-  for (int i = 0; i < 4; ++i) round();
-  const emulated::Counts before = emulated::counts();
-  constexpr std::int64_t kRounds = 2;
-  for (int i = 0; i < kRounds; ++i) round();
-  const emulated::Counts& after = emulated::counts();
-  // Three steps of the head and the verdicts; the same passes and what decides on the way there,
-  // and the list of states that were committed.
-  CHECK_EQ(after.to_host - before.to_host, 4 * kRounds);
-  const std::int64_t sent = after.to_device - before.to_device;
-  CHECK(sent >= 6 * kRounds && sent <= 7 * kRounds);  // and, of accepted drafts, what moves
-  CHECK_EQ(after.allocations, before.allocations);
-}

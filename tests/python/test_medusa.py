@@ -297,6 +297,8 @@ def test_half_loaded_heads_are_refused(tmp_path: Path) -> None:
     square = good["0.0.linear.weight"][:, :32]
     refused(r"0\.0\.linear\.weight: expected shape \[64, 64\]",
             without("0.0.linear.weight", **{"0.0.linear.weight": square}))  # fmt: skip
+    eagle = {"fc.weight": square, "midlayer.x": square, "lm_head.weight": good["1.1.weight"]}
+    refused("expected residual blocks of Medusa heads .*got fc.weight, lm_head.weight, mid", eagle)
     path = write(tmp_path / "other", good, REFERENCE)
     with pytest.raises(LoadError, match="hidden size of 32, got 64"):
         loaded(path, hidden_size=32)

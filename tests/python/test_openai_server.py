@@ -297,6 +297,32 @@ def test_errors_have_the_clients_types(random: Served) -> None:
     assert create(**asked, max_tokens=1).choices[0].finish_reason == "length"
 
 
+def test_contents_in_parts(random: Served) -> None:
+    create = random.client.chat.completions.create
+    asked: dict[str, Any] = {"model": random.engine.name, "max_tokens": 4, "temperature": 0.0}
+    parts: Any = [{"type": "text", "text": "he"}, {"type": "text", "text": "llo"}]
+    in_parts, whole = (
+        create(messages=[{"role": "user", "content": content}], **asked).choices[0].message.content
+        for content in (parts, "hello")
+    )
+    assert in_parts == whole
+    for wrong in ({"type": "image_url", "image_url": {"url": "x"}}, "text"):
+        with pytest.raises(openai.BadRequestError, match=r"\[content\] expected text parts"):
+            create(messages=[{"role": "user", "content": [wrong]}], **asked)  # type: ignore[list-item]
+
+
+def test_what_means_nothing_is_no_error(random: Served) -> None:
+    create = random.client.completions.create
+    asked: dict[str, Any] = {"model": random.engine.name, "prompt": "x", "max_tokens": 2}
+    assert create(**asked, echo=False, best_of=1).choices[0].finish_reason == "length"
+    for wrong in ({"echo": True}, {"best_of": 2}):
+        with pytest.raises(openai.BadRequestError, match="known parameters"):
+            create(**asked, **wrong)
+    status, answer = post(random, "completions", b'{"model": "none", "prompt": "x"}')
+    assert (status, answer["error"]["type"]) == (404, "NotFoundError")
+    assert answer["error"]["message"].startswith("this server runs '")
+
+
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 def test_bodies_that_are_none(random: Served, path: str) -> None:
     for raw in (b"", b"{", b"null", b"[]", b"5", b'"x"', b"\xff\xfe", b"[" * 100_000):

@@ -90,7 +90,8 @@ def check_outputs(json_file: Path | None, plot: Path | None) -> None:
 
 def emit(report: Report, json_file: Path | None, plot: Path | None) -> None:
     """Prints the tables and writes the files."""
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    # Nowhere but on a terminal does a table have to be cut.
+    console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
     if report.heading:
         console.print(report.heading, markup=False, soft_wrap=True)
     for one in report.tables:

@@ -271,7 +271,12 @@ class _Heads:
         if not self.reference and list(self._projections) == [0] and len(heads) > 1:
             self.first_of_all = not self.shared_projection
             self.shared_projection = True
-        self.count = max(heads, default=0) + 1
+        if not heads:
+            raise self._wrong(
+                "expected residual blocks of Medusa heads ({i}.{n}.linear.weight or "
+                f"blocks.{{i}}.layers.{{n}}.weight), got {', '.join(sorted(self.tensors)[:4])}, ..."
+            )
+        self.count = max(heads) + 1
         present = sorted({j for _, j, _ in found})
         if self.count > len(heads):
             raise self._wrong(

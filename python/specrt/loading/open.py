@@ -101,7 +101,7 @@ def find_folder(
         except Exception as error:  # the client raises many kinds
             raise LoadError(
                 f"[{name}] no such folder, and cannot be had from the hub: {error}"
-            ) from error
+            ) from None  # the client's own chain is long and says no more
 
     if not weights:
         return fetch(_SMALL_FILES)

@@ -21,7 +21,7 @@ struct GrownCandidate {
 struct GrowStep {
   std::int32_t rows = 0;       ///< that were run: its frontier; 1 at the root, 0: it has ended
   std::int32_t first_row = 0;  ///< in GrowArgs::likely
-  std::int32_t begin = 0;      ///< its first candidate of this level, the only one of level 1 at 0
+  std::int32_t begin = 0;      ///< where this level's candidates begin; 0: they are the root's
   std::int32_t next_rows = 0;  ///< of the next pass; 0: there is none
   std::int32_t next_row = 0;
   std::int32_t scratch = 0;      ///< the first one's

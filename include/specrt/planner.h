@@ -93,7 +93,7 @@ struct RoundCosts {
   std::span<const double> pass;   ///< [n]: the pass with n draft nodes in all; the last is the most
   std::span<const double> draft;  ///< [d]: drafting to depth d, but for node_seconds; [0]: others'
   double limit_seconds = 0.0;     ///< what the round may take; 0: anything
-  double aside_seconds = 0.0;     ///< of every pass, that count for no pace
+  double aside_seconds = 0.0;     ///< of every pass, that count for no pace and no rate
 };
 
 struct Allocation {

@@ -103,7 +103,7 @@ struct Decoder::Impl {
                 DraftCandidate& one) const;
   bool add_paced(const Sequence& s, double tokens, std::chrono::steady_clock::time_point now) const;
   double round_limit(std::int64_t prompt_rows, std::chrono::steady_clock::time_point now) const;
-  void add_probes(std::span<const std::size_t> which, const Allocation& best,
+  void add_probes(std::span<const std::size_t> which, const Allocation& best, double aside,
                   std::vector<std::int64_t>& out) const;
   void observe_round(double verify_seconds);
 

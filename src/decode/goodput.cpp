@@ -385,13 +385,13 @@ std::vector<std::int64_t> Decoder::allocate(std::span<const std::int64_t> most,
   const Allocation best = allocate_drafts(
       candidates, costs, static_cast<double>(decoding - std::ssize(candidates)) + given_tokens);
   for (std::size_t i = 0; i < which.size(); ++i) out[which[i]] = best.nodes[i];
-  d.add_probes(which, best, out);
+  d.add_probes(which, best, aside, out);
   return out;
 }
 
 // Sequences that get nothing are tried again now and then, where a draft that succeeds would pay.
 void Decoder::Impl::add_probes(std::span<const std::size_t> which, const Allocation& best,
-                               std::vector<std::int64_t>& out) const {
+                               double aside, std::vector<std::int64_t>& out) const {
   std::int64_t given = 0;
   std::int64_t idle = 0;
   for (std::size_t i = 0; i < which.size(); ++i) {
@@ -405,8 +405,9 @@ void Decoder::Impl::add_probes(std::span<const std::size_t> which, const Allocat
   const double more =
       at(given + idle) - at(given) + (given == 0 ? draft_costs[1] - draft_costs[0] : 0.0);
   const double hoped = kHopedFor * static_cast<double>(idle);
-  if ((best.tokens + hoped) * best.seconds <= best.tokens * (best.seconds + more)) return;
-  const DraftCost share{more / best.seconds, 0.0};
+  const double seconds = best.seconds - aside;
+  if ((best.tokens + hoped) * seconds <= best.tokens * (seconds + more)) return;
+  const DraftCost share{more / seconds, 0.0};
   for (std::size_t i = 0; i < which.size(); ++i) {
     if (best.nodes[i] == 0 && live[which[i]]->brake.probe_due(share)) out[which[i]] = 1;
   }

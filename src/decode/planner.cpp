@@ -92,12 +92,18 @@ class Search {
       tokens += node.gain;
       node_seconds += candidates_[node.candidate].node_seconds;
       const double seconds = seconds_of(depth, n) + node_seconds;
-      consider({tokens / seconds, 0, tokens, seconds, depth, n}, plain, best);
+      consider({rate_of(tokens, seconds), 0, tokens, seconds, depth, n}, plain, best);
     }
   }
 
   double seconds_of(std::int64_t depth, std::int64_t n) const {
     return costs_.pass[static_cast<std::size_t>(n)] + costs_.draft[static_cast<std::size_t>(depth)];
+  }
+
+  // Of its own time: prompts' rows are work of which no token here tells, and next to theirs any
+  // draft would look cheap.
+  double rate_of(double tokens, double seconds) const {
+    return tokens / (seconds - costs_.aside_seconds);
   }
 
   // The best of n nodes no deeper than `depth`: first what targets need, then what gains most.
@@ -133,7 +139,7 @@ class Search {
       if (out != nullptr) ++(*out)[node.candidate];
     }
     found.seconds += node_seconds;
-    found.rate = found.tokens / found.seconds;
+    found.rate = rate_of(found.tokens, found.seconds);
     return found;
   }
 

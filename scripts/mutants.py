@@ -39,9 +39,9 @@ MUTANTS = [
     Mutant(
         "planner_climbs_hills",
         "src/decode/planner.cpp",
-        "consider({tokens / seconds, 0, tokens, seconds, depth, n}, plain, best);",
+        "consider({rate_of(tokens, seconds), 0, tokens, seconds, depth, n}, plain, best);",
         "if (n > 1 && best.nodes == 0) return;\n"
-        "      consider({tokens / seconds, 0, tokens, seconds, depth, n}, plain, best);",
+        "      consider({rate_of(tokens, seconds), 0, tokens, seconds, depth, n}, plain, best);",
         "planner",
     ),
     Mutant(

@@ -219,6 +219,13 @@ class ModelDrafter final : public Drafter {
     }
   }
 
+  // Guesses may be cut off again, and the last known token is run again: the window behind it
+  // stays.
+  void keep_row(const Active& a) {
+    const auto known = static_cast<std::int64_t>(a.state->context.size());
+    runner_.advance_keeping(a.draft.request->id, 1, known - 1);
+  }
+
   // One more token for every active sequence.
   void draft_step(std::int64_t step) {
     runner_.begin();
@@ -232,12 +239,7 @@ class ModelDrafter final : public Drafter {
       a.state->cached.push_back(token);
     }
     runner_.forward();
-    // Guesses may be cut off again, and the last known token is run again: the window behind it
-    // stays.
-    for (Active& a : active_) {
-      const auto known = static_cast<std::int64_t>(a.state->context.size());
-      runner_.advance_keeping(a.draft.request->id, 1, known - 1);
-    }
+    for (const Active& a : active_) keep_row(a);
     for (std::size_t first = 0; first < active_.size();) {
       const std::size_t last =
           std::min(active_.size(), first + static_cast<std::size_t>(Runner::kLogitRows));
@@ -302,9 +304,7 @@ class ModelDrafter final : public Drafter {
         runner_.forward_grown(growth_->level(step - 1, nullptr));
       }
       for (const Active& a : active_) {
-        if (step >= a.draft.steps) continue;
-        const auto known = static_cast<std::int64_t>(a.state->context.size());
-        runner_.advance_keeping(a.draft.request->id, 1, known - 1);
+        if (step < a.draft.steps) keep_row(a);
       }
       growth_->rank(rows_, 0);
     }

@@ -94,6 +94,23 @@ TEST(planner_stops_at_the_edge_of_a_stair) {
   for (const std::int64_t nodes : best.nodes) CHECK_EQ(nodes, 3);
 }
 
+// Beside prompts that take most of a pass every draft would look cheap; it still costs its own
+// rows.
+TEST(planner_weighs_drafts_by_the_time_that_prompts_leave) {
+  const std::vector<double> gains = chain_gains(0.6, 4);
+  const DraftCandidate one{gains};
+  const std::vector<double> draft = free_drafts(4);
+  const auto nodes = [&](double aside, double a_row) {
+    const std::vector<double> pass =
+        passes(1, 4, [&](std::int64_t rows) { return aside + 1.0 + a_row * (rows - 1); });
+    return allocate_drafts(std::span(&one, 1), {pass, draft, 0.0, aside}, 0.0).nodes[0];
+  };
+  for (const double aside : {0.0, 9.0}) {
+    CHECK_EQ(nodes(aside, 1.0), 0);
+    CHECK(nodes(aside, 0.05) > 1);
+  }
+}
+
 // One more node never pays, eight more do: who climbs from 0 stays there.
 TEST(planner_finds_what_hill_climbing_does_not) {
   const std::vector<double> gains = chain_gains(0.95, 8);

@@ -198,7 +198,8 @@ def test_tree_counts_depths_and_first_rejections(counter: Path) -> None:
             last = tokens[-1]
             return DraftTree([last + 7, last + 1, last + 9], [-1, -1, 1])
 
-    metrics = run(counter, Tree(), 3, 1 + 2 * 20 + 1)
+    # Where a row is dear, on AVX2 say, the brake would leave some of them out.
+    metrics = run(counter, Tree(), 3, 1 + 2 * 20 + 1, "fixed")
     # 20 whole rounds of two tokens; the last had room for one token and drafted nothing.
     assert metrics.rounds == 21
     assert metrics.drafted_tokens == 60

@@ -305,7 +305,9 @@ def test_state_after_rejections_equals_replay(model: Path, monkeypatch: pytest.M
         for drafter in (Same(other), HalfRight(known([expected]), 256)):
             log.states.clear()
             options = {**OPTIONS, "max_model_len": 800}
-            with Engine(model, drafter, num_speculative_tokens=3, **options) as engine:
+            # The brake would draft less where a row is dear, on AVX2 say.
+            how: dict[str, Any] = {"num_speculative_tokens": 3, "policy": "fixed"}
+            with Engine(model, drafter, **how, **options) as engine:
                 output = engine.generate([1], params)
             assert_same([output], [expected], drafter)
             rounds += output.metrics.rounds

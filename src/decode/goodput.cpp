@@ -245,7 +245,8 @@ double Decoder::Impl::round_limit(std::int64_t prompt_rows, Clock::time_point no
 }
 
 // Whoever decodes has so much time to spare for prompts as its own rounds, without drafts, leave of
-// its target. A prompt waits for that no longer than kMostHeld, or than its own target allows.
+// its target. A prompt waits for that no longer than its own target allows, or, where it has none,
+// than kMostHeld; then prompts get half of the time, which makes the others half as fast at worst.
 std::int64_t Decoder::prompt_limit(std::int64_t rows) const {
   const Impl& d = *impl_;
   const Clock::time_point now = Clock::now();
@@ -261,12 +262,14 @@ std::int64_t Decoder::prompt_limit(std::int64_t rows) const {
   const double without =
       d.cost.pass_seconds(std::max<std::int64_t>(1, decoding), std::ssize(d.live), context);
   double spare = -1.0;  // anything
+  bool held = false;    // for long enough
   for (const auto& s : d.live) {
     if (s->prefilling()) {
       // One that was preempted is late already.
       const double own = s->params.speculation.target_ttft_seconds;
-      const double most = own > 0.0 ? 0.5 * own : kMostHeld;
-      if (s->counters.tokens > 0 || seconds_between(s->arrived, now) > most) return rows;
+      const double waited = seconds_between(s->arrived, now);
+      if (s->counters.tokens > 0 || (own > 0.0 && waited > 0.5 * own)) return rows;
+      held = held || waited > kMostHeld;
       continue;
     }
     const double target = s->params.speculation.target_tpot_seconds;
@@ -278,9 +281,10 @@ std::int64_t Decoder::prompt_limit(std::int64_t rows) const {
     const double slack = std::max(0.0, kOnTime * whole - elapsed - kUneven * left * without);
     spare = spare < 0.0 ? slack : std::min(spare, slack);
   }
+  if (held && spare >= 0.0) spare = std::max(spare, without);
   if (spare < 0.0 || taken(rows) <= spare) return rows;
   // A pass with very few of them is hardly shorter than one with more.
-  std::int64_t fits = 0;
+  std::int64_t fits = held ? std::min(rows, kLeastPrompt) : 0;
   for (std::int64_t more = kLeastPrompt; more < rows; more += kLeastPrompt) {
     if (taken(more) > spare) break;
     fits = more;

@@ -222,7 +222,8 @@ class SPECRT_API Decoder {
   std::int64_t draft_limit(SequenceId id, std::int64_t most) const;
 
   /// How many of `rows` rows prompts may take in the next round for sequences with a
-  /// target_tpot_seconds to keep it. All of them where nobody has one, or a prompt has waited long.
+  /// target_tpot_seconds to keep it. All of them where nobody has one; where a prompt has waited
+  /// for a second, as many as take half of the time.
   std::int64_t prompt_limit(std::int64_t rows) const;
 
   /// How many draft nodes each sequence with policy `goodput` should get of `most` (by sequences(),

@@ -70,6 +70,7 @@ set(specrt_sources
     src/model/calibration.cpp
     src/model/config.cpp
     src/model/cuda_arena.cpp
+    src/model/cuda_favour.cpp
     src/model/cuda_features.cpp
     src/model/cuda_forward.cpp
     src/model/cuda_growth.cpp

@@ -70,6 +70,17 @@ void likely(const On& on, const LikelyArgs& args, std::int64_t rows) {
 }
 
 template <class On>
+void favour(const On& on, const FavourArgs& args, std::int64_t rows, bool filtered) {
+  on.template launch<FindTops>({args.choose.chunks, rows}, args.choose);
+  if (filtered) {
+    on.template launch<Weigh>({args.choose.chunks, rows}, args.choose);
+    on.template launch<FindCuts>({rows}, args);
+  }
+  on.template launch<FavourInChunk>({args.choose.chunks, rows}, args);
+  on.template launch<Favour>({rows}, args);
+}
+
+template <class On>
 void choose(const On& on, const ProcessArgs& process, const ChooseArgs& args, std::int64_t rows) {
   on.template launch<ProcessLogits>({rows}, process);
   on.template launch<FindTops>({args.chunks, rows}, args);

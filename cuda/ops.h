@@ -12,6 +12,7 @@
 #include "kernels/choose.h"
 #include "kernels/commit.h"
 #include "kernels/embed.h"
+#include "kernels/favour.h"
 #include "kernels/finish_logits.h"
 #include "kernels/gemm.h"
 #include "kernels/grow.h"
@@ -78,6 +79,8 @@ void finish_logits(const FinishLogitsArgs& args, std::int64_t rows, Stream strea
 void find_tops(const ChooseArgs& args, std::int64_t rows, Stream stream);
 /// LikelyArgs::out of `rows` rows.
 void likely(const LikelyArgs& args, std::int64_t rows, Stream stream);
+/// FavourArgs::out and scores of `rows` rows; `filtered`: whether some have filters.
+void favour(const FavourArgs& args, std::int64_t rows, bool filtered, Stream stream);
 /// Processing, choice and log-probability of `rows` rows.
 void choose(const ProcessArgs& process, const ChooseArgs& args, std::int64_t rows, Stream stream);
 void verify(const VerifyArgs& args, std::int64_t sequences, Stream stream);

@@ -228,6 +228,17 @@ void likely(const LikelyArgs& args, std::int64_t rows, Stream stream) {
   likely(OnHost{stream}, args, rows);
 }
 
+void favour(const FavourArgs& args, std::int64_t rows, bool filtered, Stream stream) {
+  for (const void* at :
+       {static_cast<const void*>(args.choose.logits), static_cast<const void*>(args.choose.rows),
+        static_cast<const void*>(args.choose.states),
+        static_cast<const void*>(args.target_of_draft), static_cast<const void*>(args.out),
+        static_cast<const void*>(args.scores)}) {
+    require_on_device(at, "favour");
+  }
+  favour(OnHost{stream}, args, rows, filtered);
+}
+
 void choose(const ProcessArgs& process, const ChooseArgs& args, std::int64_t rows, Stream stream) {
   for (const void* at :
        {static_cast<const void*>(args.logits), static_cast<const void*>(args.rows),

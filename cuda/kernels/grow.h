@@ -12,7 +12,7 @@ namespace specrt::cuda {
 struct GrownCandidate {
   std::int32_t token = -1;  ///< -1: there is none
   std::int32_t parent = -1;
-  float score = 0.0f;  ///< log-probabilities along the path
+  float score = 0.0f;  ///< log-probabilities along the path, or shares
   float log_prob = 0.0f;
   std::int32_t scratch = -1;  ///< once it is a row
 };
@@ -32,6 +32,8 @@ struct GrowStep {
 struct GrowArgs {
   const GrowStep* steps = nullptr;      ///< [drafts]
   const LikelyToken* likely = nullptr;  ///< [rows, count]
+  /// [rows, count]: what they add to the score; null: their log-probabilities.
+  const float* scores = nullptr;
   std::int32_t count = 1;
   const std::int32_t* target_of_draft = nullptr;  ///< null: ids are the target's
   std::int64_t target_vocab = 0;
@@ -76,15 +78,17 @@ struct GrowLevel {
     const std::int32_t children = step.rows * args.count;
     for (std::int32_t i = block.thread(); i < children; i += kThreads) {
       const std::int32_t row = i / args.count;
-      const LikelyToken one = args.likely[std::int64_t{step.first_row} * args.count + i];
+      const std::int64_t at = std::int64_t{step.first_row} * args.count + i;
+      const LikelyToken one = args.likely[at];
       GrownCandidate child;
       child.parent = step.begin == 0 ? -1 : frontier[row];
       child.score = child.log_prob = one.value;
       if (one.id >= 0 && one.value > -infinity() && one.value < infinity()) {
         child.token = args.target_of_draft == nullptr ? one.id : args.target_of_draft[one.id];
         if (child.token >= args.target_vocab) child.token = -1;
+        const float score = args.scores == nullptr ? one.value : args.scores[at];
         // Rounding of a log-softmax can leave a trace above 0.
-        child.score = one.value < 0.0f ? one.value : 0.0f;
+        child.score = score < 0.0f ? score : 0.0f;
       }
       if (step.begin != 0) {
         if (child.parent < 0) {

@@ -22,7 +22,7 @@ struct LikelyArgs {
   const float* logits = nullptr;  ///< [rows, stride]
   std::int64_t stride = 0;
   std::int64_t vocab = 0;
-  std::int64_t chunks = 0;        ///< ceil(vocab / kVocabChunk)
+  std::int64_t chunks = 0;        ///< chunks_of(vocab)
   std::int32_t count = 1;         ///< that are asked for, at most the vocabulary
   LikelyShare* shares = nullptr;  ///< [rows, chunks]
   LikelyToken* found = nullptr;   ///< [rows, chunks, count], logits

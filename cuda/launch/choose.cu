@@ -11,6 +11,10 @@ void likely(const LikelyArgs& args, std::int64_t rows, Stream stream) {
   likely(OnGpu{stream}, args, rows);
 }
 
+void favour(const FavourArgs& args, std::int64_t rows, bool filtered, Stream stream) {
+  favour(OnGpu{stream}, args, rows, filtered);
+}
+
 void choose(const ProcessArgs& process, const ChooseArgs& args, std::int64_t rows, Stream stream) {
   choose(OnGpu{stream}, process, args, rows);
 }

@@ -156,6 +156,11 @@ SPECRT_API std::shared_ptr<Drafter> make_model_drafter(
     const Model& model, std::int64_t target_vocab_size, const DraftModelOptions& options,
     std::shared_ptr<const VocabularyMap> vocabulary = nullptr);
 
+/// What make_model_drafter() takes, before it is made; with another vocabulary on a GPU it is less.
+SPECRT_API MemoryUse memory_of_draft_model(const ModelConfig& config, Precision precision,
+                                           const DraftModelOptions& options,
+                                           std::int64_t target_vocab_size);
+
 struct SPECRT_API DraftHeadOptions : DraftModelOptions {
   std::string name = "eagle";  ///< in metrics and messages
   TargetFeatures features;     ///< head.feature_parts of them

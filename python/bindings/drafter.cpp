@@ -194,6 +194,25 @@ void bind_drafter(py::module_& module) {
       py::arg("vocabulary") = py::none(), py::arg("team"), py::arg("cpu_isa"),
       py::arg("device") = "cpu", py::arg("check_invariants") = false);
 
+  module.def(
+      "memory_of_draft_model",
+      [](const ModelConfig& config, const std::string& dtype, std::int64_t target_vocab_size,
+         std::int64_t kv_cache_bytes, std::int64_t max_model_len, int max_batch_size, int max_rows,
+         int block_size, const std::string& kv_cache_dtype, bool enable_prefix_caching,
+         const std::string& device) {
+        auto options = cache_options<DraftModelOptions>(kv_cache_bytes, max_model_len,
+                                                        max_batch_size, max_rows, block_size,
+                                                        kv_cache_dtype, enable_prefix_caching);
+        options.device = device;
+        return memory_of_draft_model(config, precision_from_name(dtype), options,
+                                     target_vocab_size);
+      },
+      py::arg("config"), py::arg("dtype"), py::kw_only(), py::arg("target_vocab_size"),
+      py::arg("kv_cache_bytes"), py::arg("max_model_len"), py::arg("max_batch_size"),
+      py::arg("max_rows"), py::arg("block_size"), py::arg("kv_cache_dtype"),
+      py::arg("enable_prefix_caching"), py::arg("device") = "cpu",
+      "What make_model_drafter() takes, before it is made.");
+
   module.def("make_layers_drafter", &make_layers_drafter, py::arg("target"), py::kw_only(),
              py::arg("layers"), py::arg("cpu_isa"),
              "The target's first layers as its drafter, over the decoder's own KV cache.");

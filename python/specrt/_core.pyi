@@ -56,6 +56,7 @@ __all__: list[str] = [
     "medusa_logits",
     "medusa_tensors",
     "memory_of",
+    "memory_of_draft_model",
     "memory_of_layers_drafter",
     "memory_of_medusa",
     "plan_braked",
@@ -1168,6 +1169,25 @@ def memory_of(
 ) -> MemoryUse:
     """
     What a Decoder of these options takes, before it is made.
+    """
+
+
+def memory_of_draft_model(
+    config: ModelConfig,
+    dtype: str,
+    *,
+    target_vocab_size: typing.SupportsInt | typing.SupportsIndex,
+    kv_cache_bytes: typing.SupportsInt | typing.SupportsIndex,
+    max_model_len: typing.SupportsInt | typing.SupportsIndex,
+    max_batch_size: typing.SupportsInt | typing.SupportsIndex,
+    max_rows: typing.SupportsInt | typing.SupportsIndex,
+    block_size: typing.SupportsInt | typing.SupportsIndex,
+    kv_cache_dtype: str,
+    enable_prefix_caching: bool,
+    device: str = "cpu",
+) -> MemoryUse:
+    """
+    What make_model_drafter() takes, before it is made.
     """
 
 

@@ -390,7 +390,13 @@ def plan_memory(
                 device=sizes.device,
             )
         else:
-            other = _core.memory_of(drafter.config, drafter.dtype, **options, device=sizes.device)
+            other = _core.memory_of_draft_model(
+                drafter.config,
+                drafter.dtype,
+                target_vocab_size=target.config.vocab_size,
+                **options,
+                device=sizes.device,
+            )
     weights = other.weights if other else 0
     # A GPU has them all anew.
     shares = sizes.device == "cpu"

@@ -521,10 +521,13 @@ def rounds_ask_little(at: Setup) -> str:
 
 @check
 def drafts_are_one_copy(at: Setup) -> str:
-    """Greedy drafts, chain or tree, grow on the device: all steps of a batch are one copy and one
-    wait more than the round itself."""
+    """Drafts, chain or tree, greedy or following the target's noise, grow on the device: all steps
+    of a batch are one copy and one wait more than the round itself."""
     prompts = prompts_of(9, 14)
-    params = greedy(40, ignore_eos=True)
+    params = [
+        greedy(40, ignore_eos=True),
+        SamplingParams(temperature=0.8, top_p=0.9, seed=4, max_tokens=40, ignore_eos=True),
+    ]
     target, head = random_eagle3(at)
     model = DraftModel(model=at.other, dtype="bfloat16", num_speculative_tokens=4)
     tree = Eagle3(head, dtype="bfloat16", num_speculative_tokens=12, depth=4, top_k=3,

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "model/cuda_sampling.h"
 #include "specrt/error.h"
 
 namespace specrt {
@@ -17,10 +18,6 @@ std::int64_t up(std::int64_t n) {
 template <typename T>
 std::int64_t size_of_all(std::int64_t count) {
   return aligned(count * static_cast<std::int64_t>(sizeof(T)));
-}
-
-std::int64_t chunks_of(std::int64_t vocab) {
-  return (vocab + cuda::kVocabChunk - 1) / cuda::kVocabChunk;
 }
 
 // The most that a sequence's lists take.
@@ -59,7 +56,7 @@ struct CudaWalk::Sizes {
   Sizes(std::int64_t vocab, const Shape& largest) {
     constexpr std::int64_t kRows = CudaRunner::kLogitRows;
     const std::int64_t stride = (vocab + 3) / 4 * 4;
-    const std::int64_t chunks = chunks_of(vocab);
+    const std::int64_t chunks = cuda::chunks_of(vocab);
     parts = {size_of_all<float>(kRows * stride),
              size_of_all<std::int32_t>(kRows * vocab),
              size_of_all<cuda::ChunkTop>(kRows * chunks),
@@ -162,7 +159,7 @@ void CudaWalk::add(const Sequence& s) {
     pass_rows_.push_back(static_cast<std::int32_t>(s.tree_row + node));
   }
   const SamplingParams& p = s.params;
-  cuda::SamplingState state;
+  cuda::SamplingState state = sampling_state(p);
   state.neutral = s.state.neutral();
   state.repetition = static_cast<float>(p.repetition_penalty);
   state.frequency = static_cast<float>(p.frequency_penalty);
@@ -170,15 +167,6 @@ void CudaWalk::add(const Sequence& s) {
   state.penalties = s.state.penalties();
   state.generated = static_cast<std::int32_t>(s.state.generated());
   state.min_tokens = static_cast<std::int32_t>(std::min<std::int64_t>(p.min_tokens, INT32_MAX));
-  if (!p.greedy()) {
-    state.temperature = static_cast<float>(p.temperature);
-    state.inv_temperature = static_cast<float>(1.0 / p.temperature);
-  }
-  state.top_k = static_cast<std::int32_t>(std::min<std::int64_t>(p.top_k, INT32_MAX));
-  state.top_p = p.top_p;
-  state.min_p = p.min_p;
-  state.seed = p.seed;
-  state.sample_index = p.sample_index;
   state.limit = static_cast<std::int32_t>(std::min<std::int64_t>(s.tokens_left(), INT32_MAX));
   state.root_row = first;
   state.nodes = nodes;
@@ -301,7 +289,7 @@ void CudaWalk::run(const Shape& shape) {
   choose.processed = processed_;
   choose.stride = process.stride;
   choose.vocab = process.vocab;
-  choose.chunks = chunks_of(process.vocab);
+  choose.chunks = cuda::chunks_of(process.vocab);
   choose.states = states;
   choose.tops = tops_;
   choose.shares = shares_;

@@ -5,13 +5,14 @@
 
 namespace specrt {
 
-// Whether nobody in the group asks for more than the head's own candidates.
+// Whether nobody in the group asks for what only the host can rank.
 bool HeadDrafter::grows_on_device() const {
   if (!growth_.has_value() || active_count_ == 0) return false;
   for (std::size_t i = 0; i < active_count_; ++i) {
     const DraftRequest& request = *active_[i].request;
-    if (!request.sampling->greedy() || request.max_nodes > CudaGrowth::kMostNodes ||
-        (request.logits != nullptr && !request.logits->neutral())) {
+    const bool neutral = request.logits == nullptr || request.logits->neutral();
+    if (request.max_nodes > CudaGrowth::kMostNodes ||
+        !CudaFavour::ranks(*request.sampling, neutral)) {
       return false;
     }
   }
@@ -23,7 +24,7 @@ void HeadDrafter::rank_roots() {
   if (level_.empty()) return;
   logit_rows_.clear();
   for (const Row& row : level_) logit_rows_.push_back(row.row);
-  growth_->rank(logit_rows_, level_.front().state);
+  growth_->rank(logit_rows_, level_.front().state, 0);
 }
 
 void HeadDrafter::grow_on_device() {
@@ -31,7 +32,8 @@ void HeadDrafter::grow_on_device() {
   trees_.clear();
   for (std::size_t i = 0; i < active_count_; ++i) {
     const Active& a = active_[i];
-    drafts_.push_back({a.levels, a.request->max_nodes});
+    drafts_.push_back(
+        {a.levels, a.request->max_nodes, a.request->sampling, std::ssize(a.request->tokens)});
     trees_.push_back(a.out);
     places_[i] = {.first_row = static_cast<std::int64_t>(i)};
   }
@@ -61,7 +63,7 @@ void HeadDrafter::grow_on_device() {
       logit_rows_.push_back(row);
     }
     runner_.forward_level(outputs_, growth_->level(level, states));
-    growth_->rank(logit_rows_, 0);
+    growth_->rank(logit_rows_, 0, level + 1);
   }
   growth_->finish(level, trees_);
 }

@@ -149,9 +149,8 @@ class MedusaDrafter final : public Drafter {
       const DraftRequest& request = *rows[row].request;
       inputs_.push_back(hidden_of(*rows[row].state));
       deepest = std::max(deepest, request.max_depth);
-      // Everybody else's alternatives depend on more than the heads.
-      likely = likely && request.sampling->greedy() &&
-               (request.logits == nullptr || request.logits->neutral());
+      // Everybody else's alternatives depend on more than the heads and noise.
+      likely = likely && (request.logits == nullptr || request.logits->neutral());
       for (std::int32_t d = 1; d <= tree_.depth(); ++d) ranked(row, d).clear();
     }
     deepest = std::min<std::int64_t>(deepest, tree_.depth());
@@ -174,8 +173,15 @@ class MedusaDrafter final : public Drafter {
 
   // Alternatives found where the logits are.
   void take_likely(std::span<const Active> rows, std::int64_t deepest) {
+    static const SamplingParams kMostLikely;
     const std::vector<TokenId>& map = heads_.config().token_map;
-    runner_.find_likely(std::ssize(rows), deepest);
+    sequences_.clear();
+    for (const Active& a : rows) {
+      const bool noise = a.request->sampling->verification == Verification::coupled;
+      sequences_.push_back(
+          {noise ? a.request->sampling : &kMostLikely, std::ssize(a.request->tokens)});
+    }
+    runner_.find_likely(sequences_, deepest);
     for (std::size_t row = 0; row < rows.size(); ++row) {
       for (std::int32_t d = 1; d <= std::min(deepest, rows[row].request->max_depth); ++d) {
         for (const cuda::LikelyToken& one : runner_.likely(d - 1, static_cast<std::int64_t>(row))) {
@@ -245,6 +251,7 @@ class MedusaDrafter final : public Drafter {
   std::vector<float> by_target_;
   std::vector<Active> active_;
   std::vector<const float*> inputs_;
+  std::vector<CudaFavour::Sequence> sequences_;
   std::vector<Ranker::Ranked> ranked_;  // [rows at once, depth]
   std::vector<std::int32_t> places_;
 };

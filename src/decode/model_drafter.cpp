@@ -24,6 +24,17 @@ RunnerOptions runner_options(const DraftModelOptions& options) {
   return out;
 }
 
+// Whether a GPU grows the chains: then every id of the draft model's is one of the target's.
+bool grows_chains(const ModelConfig& config, const DraftModelOptions& options,
+                  std::int64_t target_vocab_size) {
+  return cuda_device_of(options.device).has_value() && config.vocab_size <= target_vocab_size;
+}
+
+std::int64_t growth_bytes(const ModelConfig& config, const DraftModelOptions& options) {
+  return CudaGrowth::device_bytes(options.max_batch_size, 1, CudaGrowth::kMostNodes,
+                                  config.vocab_size, false);
+}
+
 /// Runs the draft model over its own KV cache. What was drafted stays in that cache as if it had
 /// been accepted; the next request says what really was, and the rest is cut off then. So there
 /// is nothing to roll back in between, and positions are the drafter's own count.
@@ -39,7 +50,8 @@ class ModelDrafter final : public Drafter {
         max_batch_size_(static_cast<std::size_t>(options.max_batch_size)),
         check_invariants_(options.check_invariants) {
     if (map_ != nullptr) translated_.resize(static_cast<std::size_t>(target_vocab_));
-    if (runner_.cuda() == nullptr || map_ != nullptr || draft_vocab_ > target_vocab_) return;
+    if (map_ != nullptr || !grows_chains(model.config(), options, target_vocab_)) return;
+    growth_bytes_ = growth_bytes(model.config(), options);
     growth_.emplace(*runner_.cuda(), CudaGrowth::Rows::positions, options.max_batch_size, 1,
                     CudaGrowth::kMostNodes, std::span<const TokenId>(), target_vocab_);
   }
@@ -77,7 +89,10 @@ class ModelDrafter final : public Drafter {
 
   MemoryUse memory() const override {
     MemoryUse use = runner_.memory();
-    use.workspace += Chooser::bytes_for(std::max(target_vocab_, draft_vocab_));
+    use.workspace += growth_bytes_;
+    if (runner_.cuda() == nullptr) {  // what the host has beside a GPU is not counted
+      use.workspace += Chooser::bytes_for(std::max(target_vocab_, draft_vocab_));
+    }
     return use;
   }
 
@@ -260,14 +275,14 @@ class ModelDrafter final : public Drafter {
     std::erase_if(active_, [&](const Active& a) { return step + 1 >= a.draft.steps; });
   }
 
-  // Whether nobody asks for more than the model's own arg-max.
+  // Whether nobody asks for what only the host can draw.
   bool grows_on_device() const {
     return growth_.has_value() && !active_.empty() &&
            std::all_of(active_.begin(), active_.end(), [](const Active& a) {
              const DraftRequest& request = *a.draft.request;
-             return request.sampling->greedy() && a.draft.steps <= CudaGrowth::kMostNodes &&
-                    request.sampling->speculation.policy != Policy::adasd &&
-                    (request.logits == nullptr || request.logits->neutral());
+             const bool neutral = request.logits == nullptr || request.logits->neutral();
+             return a.draft.steps <= CudaGrowth::kMostNodes &&
+                    CudaFavour::ranks(*request.sampling, neutral);
            });
   }
 
@@ -276,7 +291,9 @@ class ModelDrafter final : public Drafter {
     drafts_.clear();
     trees_.clear();
     for (const Active& a : active_) {
-      drafts_.push_back({a.draft.steps, a.draft.steps});
+      const DraftRequest& request = *a.draft.request;
+      drafts_.push_back(
+          {a.draft.steps, a.draft.steps, request.sampling, std::ssize(request.tokens)});
       trees_.push_back(a.draft.tree);
     }
     growth_->begin(drafts_);
@@ -306,7 +323,7 @@ class ModelDrafter final : public Drafter {
       for (const Active& a : active_) {
         if (step < a.draft.steps) keep_row(a);
       }
-      growth_->rank(rows_, 0);
+      growth_->rank(rows_, 0, step);
     }
     growth_->finish(step - 1, trees_);
     // What was run, but for the last one drafted.
@@ -337,11 +354,32 @@ class ModelDrafter final : public Drafter {
   std::vector<Fed> fed_;
   std::vector<std::int64_t> rows_;
   std::optional<CudaGrowth> growth_;
+  std::int64_t growth_bytes_ = 0;
   std::vector<CudaGrowth::Draft> drafts_;
   std::vector<DraftTree*> trees_;
 };
 
 }  // namespace
+
+MemoryUse memory_of_draft_model(const ModelConfig& config, Precision precision,
+                                const DraftModelOptions& options, std::int64_t target_vocab_size) {
+  RunnerOptions runner = shared_runner_options(options);
+  runner.most_likely = 1;
+  check_device(config, precision, runner);
+  MemoryUse use;
+  use.kv_cache = Runner::kv_layout(config, activation_dtype(precision), runner).bytes();
+  use.workspace = Runner::workspace_bytes(config, runner);
+  if (const std::optional<int> device = cuda_device_of(options.device)) {
+    use.weights = cuda_layout(config, precision, cuda::architecture_of(*device)).bytes;
+    if (grows_chains(config, options, target_vocab_size)) {
+      use.workspace += growth_bytes(config, options);
+    }
+  } else {
+    use.weights = weight_bytes(config, precision);
+    use.workspace += Chooser::bytes_for(std::max(target_vocab_size, config.vocab_size));
+  }
+  return use;
+}
 
 std::shared_ptr<Drafter> make_model_drafter(const Model& model, std::int64_t target_vocab_size,
                                             const DraftModelOptions& options,

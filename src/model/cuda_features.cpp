@@ -171,25 +171,12 @@ void CudaRunner::likely(std::span<const std::int64_t> rows, std::int64_t count,
               out.begin());
 }
 
-void CudaRunner::rank(std::span<const std::int64_t> rows, std::int64_t count,
-                      cuda::LikelyToken* out) {
-  enter();
-  while (!rows.empty()) {
-    const auto some = rows.first(std::min(rows.size(), static_cast<std::size_t>(kLogitRows)));
-    make_logits(send_rows(some), std::ssize(some));
-    find_likely(std::ssize(some), count, out);
-    out += std::ssize(some) * count;
-    rows = rows.subspan(some.size());
-  }
-}
-
-// Out of logits_.
 void CudaRunner::find_likely(std::int64_t rows, std::int64_t count, cuda::LikelyToken* out) {
   cuda::LikelyArgs args;
   args.logits = logits_;
   args.stride = logits_stride_;
   args.vocab = vocab();
-  args.chunks = (vocab() + cuda::kVocabChunk - 1) / cuda::kVocabChunk;
+  args.chunks = cuda::chunks_of(vocab());
   args.count = static_cast<std::int32_t>(count);
   args.shares = shares_;
   args.found = found_;

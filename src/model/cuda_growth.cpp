@@ -20,24 +20,38 @@ std::int64_t most_candidates(std::int64_t top_k, std::int64_t depth) {
 
 std::int64_t out_values(std::int64_t nodes) { return 1 + 3 * nodes; }
 
+CudaFavour::Shape rows_of(std::int64_t drafts, std::int64_t top_k, std::int64_t depth,
+                          std::int64_t draft_vocab) {
+  CudaFavour::Shape shape;
+  shape.sequences = drafts;
+  shape.lists = depth;
+  shape.rows = drafts * top_k;
+  shape.slice = std::min(CudaRunner::kLogitRows, shape.rows);
+  shape.vocab = draft_vocab;
+  shape.count = top_k;
+  return shape;
+}
+
 }  // namespace
 
 struct CudaGrowth::Sizes {
-  std::int64_t likely, candidates, frontiers, steps, sizes, out, map;
+  std::int64_t likely, scores, candidates, frontiers, steps, sizes, out;
 
-  Sizes(std::int64_t drafts, std::int64_t top_k, std::int64_t depth, std::int64_t draft_vocab) {
+  Sizes(std::int64_t drafts, std::int64_t top_k, std::int64_t depth) {
     const auto of = [&](std::int64_t count, std::size_t size) {
       return aligned(count * static_cast<std::int64_t>(size));
     };
     likely = of(drafts * top_k * top_k, sizeof(cuda::LikelyToken));
+    scores = of(drafts * top_k * top_k, sizeof(float));
     candidates = of(drafts * most_candidates(top_k, depth), sizeof(cuda::GrownCandidate));
     frontiers = of(drafts * top_k, sizeof(std::int32_t));
     steps = of(depth * drafts, sizeof(cuda::GrowStep));
     sizes = of(drafts, sizeof(cuda::GrownDraft));
     out = of(drafts * out_values(kMostNodes), sizeof(std::int32_t));
-    map = of(draft_vocab, sizeof(std::int32_t));
   }
-  std::int64_t bytes() const { return likely + candidates + frontiers + steps + sizes + out + map; }
+  std::int64_t bytes() const {
+    return likely + scores + candidates + frontiers + steps + sizes + out;
+  }
 };
 
 bool CudaGrowth::fits(std::int64_t top_k, std::int64_t depth) {
@@ -45,23 +59,26 @@ bool CudaGrowth::fits(std::int64_t top_k, std::int64_t depth) {
 }
 
 std::int64_t CudaGrowth::device_bytes(std::int64_t drafts, std::int64_t top_k, std::int64_t depth,
-                                      std::int64_t draft_vocab) {
-  return Sizes(drafts, top_k, depth, draft_vocab).bytes();
+                                      std::int64_t draft_vocab, bool mapped) {
+  return Sizes(drafts, top_k, depth).bytes() +
+         CudaFavour::device_bytes(rows_of(drafts, top_k, depth, draft_vocab), mapped);
 }
 
 CudaGrowth::CudaGrowth(CudaRunner& runner, Rows rows, std::int64_t drafts, std::int64_t top_k,
                        std::int64_t depth, std::span<const TokenId> target_of_draft,
                        std::int64_t target_vocab)
-    : runner_(runner),
+    : runner_((runner.enter(), runner)),
       kind_(rows),
       most_drafts_(drafts),
       top_k_(top_k),
       depth_(depth),
       target_vocab_(target_vocab),
-      width_(runner.config().hidden_size) {
-  runner_.enter();
+      vocab_(target_of_draft.empty() ? std::min(runner.vocab(), target_vocab) : runner.vocab()),
+      width_(runner.config().hidden_size),
+      favour_(rows_of(drafts, top_k, depth, runner.vocab()), target_of_draft, runner.stream()) {
   drafts_.reserve(static_cast<std::size_t>(drafts));
-  const Sizes sizes(drafts, top_k, depth, std::ssize(target_of_draft));
+  sequences_.reserve(static_cast<std::size_t>(drafts));
+  const Sizes sizes(drafts, top_k, depth);
   buffer_ = cuda::DeviceBuffer(static_cast<std::size_t>(sizes.bytes()));
   std::byte* at = buffer_.data();
   const auto take = [&]<typename T>(T*& out, std::int64_t bytes) {
@@ -69,28 +86,33 @@ CudaGrowth::CudaGrowth(CudaRunner& runner, Rows rows, std::int64_t drafts, std::
     at += bytes;
   };
   take(likely_, sizes.likely);
+  take(scores_, sizes.scores);
   take(candidates_, sizes.candidates);
   take(frontiers_, sizes.frontiers);
   take(steps_, sizes.steps);
   take(sizes_, sizes.sizes);
   take(out_, sizes.out);
+  sizes_at_ = sizes.steps;
   host_steps_ = cuda::HostBuffer(static_cast<std::size_t>(sizes.steps + sizes.sizes));
   host_out_ = cuda::HostBuffer(static_cast<std::size_t>(sizes.out));
-  if (target_of_draft.empty()) return;
-  static_assert(sizeof(TokenId) == sizeof(std::int32_t));
-  target_of_draft_ = reinterpret_cast<const std::int32_t*>(at);
-  cuda::copy_to_device(at, target_of_draft.data(), target_of_draft.size_bytes(), runner_.stream());
-  runner_.wait();
 }
 
 void CudaGrowth::begin(std::span<const Draft> drafts) {
   drafts_.assign(drafts.begin(), drafts.end());
-  auto* sizes = reinterpret_cast<cuda::GrownDraft*>(host_steps_.data() +
-                                                    Sizes(most_drafts_, top_k_, depth_, 0).steps);
+  auto* sizes = reinterpret_cast<cuda::GrownDraft*>(host_steps_.data() + sizes_at_);
   for (std::size_t i = 0; i < drafts.size(); ++i) {
     sizes[i] = {static_cast<std::int32_t>(begin_of(i, drafts[i].levels)),
                 static_cast<std::int32_t>(drafts[i].nodes)};
   }
+  sequences_.clear();
+  for (const Draft& draft : drafts) sequences_.push_back({draft.sampling, draft.position});
+  runner_.enter();
+  favour_.begin(sequences_);
+  if (!favour_.sampled()) return;
+  for (std::size_t i = 0; i < drafts.size(); ++i) {
+    favour_.set_rows(0, static_cast<std::int64_t>(i), 1, i, 0);
+  }
+  favour_.send(0);
 }
 
 std::int64_t CudaGrowth::rows(std::size_t draft, std::int64_t level) const {
@@ -106,8 +128,22 @@ std::int64_t CudaGrowth::begin_of(std::size_t draft, std::int64_t level) const {
   return top_k_ + (level - 1) * std::min(top_k_, drafts_[draft].nodes) * top_k_;
 }
 
-void CudaGrowth::rank(std::span<const std::int64_t> rows, std::int64_t first) {
-  runner_.rank(rows, top_k_, likely_ + first * top_k_);
+void CudaGrowth::rank(std::span<const std::int64_t> rows, std::int64_t first, std::int64_t level) {
+  const bool raw = kind_ == Rows::positions;
+  while (!rows.empty()) {
+    const auto some =
+        rows.first(std::min(rows.size(), static_cast<std::size_t>(CudaRunner::kLogitRows)));
+    const std::int64_t count = std::ssize(some);
+    cuda::LikelyToken* const likely = likely_ + first * top_k_;
+    runner_.make_logits(some);
+    if (favour_.greedy()) runner_.find_likely(count, top_k_, likely);
+    if (favour_.sampled()) {
+      favour_.run({runner_.device_logits(), runner_.logits_stride(), vocab_}, level, first, count,
+                  top_k_, raw, likely, scores_ + first * top_k_);
+    }
+    first += count;
+    rows = rows.subspan(some.size());
+  }
 }
 
 void CudaGrowth::set_step(std::size_t draft, std::int64_t level, const Place& place) {
@@ -122,6 +158,9 @@ void CudaGrowth::set_step(std::size_t draft, std::int64_t level, const Place& pl
   step.scratch = small(place.scratch);
   step.path = small(place.path);
   step.path_length = kind_ == Rows::nodes ? small(level + 1) : 0;
+  if (favour_.sampled() && step.next_rows > 0) {
+    favour_.set_rows(level + 1, place.next_row, step.next_rows, draft, level + 1);
+  }
 }
 
 LevelGrowth CudaGrowth::level(std::int64_t level, const float* states) {
@@ -130,12 +169,14 @@ LevelGrowth CudaGrowth::level(std::int64_t level, const float* states) {
   cuda::copy_to_device(steps_ + first,
                        reinterpret_cast<cuda::GrowStep*>(host_steps_.data()) + first,
                        drafts_.size() * sizeof(cuda::GrowStep), runner_.stream());
+  if (favour_.sampled() && level + 1 < depth_) favour_.send(level + 1);
   LevelGrowth out;
   out.drafts = std::ssize(drafts_);
   out.args.steps = steps_ + first;
   out.args.likely = likely_;
+  out.args.scores = favour_.sampled() ? scores_ : nullptr;
   out.args.count = static_cast<std::int32_t>(top_k_);
-  out.args.target_of_draft = target_of_draft_;
+  out.args.target_of_draft = favour_.target_of_draft();
   out.args.target_vocab = target_vocab_;
   out.args.candidates = candidates_;
   out.args.most_candidates = most_candidates(top_k_, depth_);
@@ -149,7 +190,7 @@ void CudaGrowth::finish(std::int64_t last, std::span<DraftTree* const> out) {
   const LevelGrowth growth = level(last, nullptr);
   const cuda::Stream stream = runner_.stream();
   cuda::grow_level(growth.args, growth.drafts, stream);
-  cuda::copy_to_device(sizes_, host_steps_.data() + Sizes(most_drafts_, top_k_, depth_, 0).steps,
+  cuda::copy_to_device(sizes_, host_steps_.data() + sizes_at_,
                        drafts_.size() * sizeof(cuda::GrownDraft), stream);
   cuda::FinishDraftArgs args;
   args.drafts = sizes_;

@@ -4,8 +4,10 @@
 #include <span>
 #include <vector>
 
+#include "model/cuda_favour.h"
 #include "model/cuda_runner.h"
 #include "specrt/draft_tree.h"
+#include "specrt/sampling.h"
 
 namespace specrt {
 
@@ -13,16 +15,19 @@ namespace specrt {
 /// what is in them, and one copy brings the trees. How they grow is CandidateTree's affair.
 ///
 /// A group of drafts: begin(); rank() of every root's row; then for each level set_step() for every
-/// draft, and level() in a pass that has the nodes, or, behind the last one, finish().
+/// draft, and level() in a pass that has the nodes, with their rank() behind it, or, behind the
+/// last one, finish().
 class CudaGrowth {
  public:
   /// Whether trees of that size are grown here.
   static bool fits(std::int64_t top_k, std::int64_t depth);
   static constexpr std::int64_t kMostNodes = cuda::FinishDraft::kMostNodes;
+  /// `mapped`: whether the drafter's ids are not the target's.
   static std::int64_t device_bytes(std::int64_t drafts, std::int64_t top_k, std::int64_t depth,
-                                   std::int64_t draft_vocab);
+                                   std::int64_t draft_vocab, bool mapped);
 
-  /// Rows are a head's nodes in scratch slots, or the positions of a model's chains.
+  /// Rows are a head's nodes in scratch slots, or the positions of a model's chains. Of a chain's
+  /// tokens the log-probabilities are those of the logits as they are (ChainDraft).
   enum class Rows : bool { nodes, positions };
   /// `target_of_draft` may be empty: the drafter's ids are the target's.
   CudaGrowth(CudaRunner& runner, Rows rows, std::int64_t drafts, std::int64_t top_k,
@@ -32,14 +37,17 @@ class CudaGrowth {
   struct Draft {
     std::int64_t levels = 1;
     std::int64_t nodes = 1;
+    const SamplingParams* sampling = nullptr;
+    std::int64_t position = 0;  ///< of its first token
   };
   void begin(std::span<const Draft> drafts);
   /// Rows of a draft in the pass behind `level` passes: 1 root; 0 where it has ended.
   std::int64_t rows(std::size_t draft, std::int64_t level) const;
 
   /// The likely tokens of rows of the runner's last pass, as numbers `first`, first + 1, ... of
-  /// those that the next step is about.
-  void rank(std::span<const std::int64_t> rows, std::int64_t first);
+  /// those that the step of `level` is about: of the roots, one a draft, and then of all levels'
+  /// rows, draft by draft.
+  void rank(std::span<const std::int64_t> rows, std::int64_t first, std::int64_t level);
 
   /// Where a draft's rows of the pass behind `level` passes are, and those of the next one.
   struct Place {
@@ -64,19 +72,23 @@ class CudaGrowth {
   const std::int64_t top_k_;
   const std::int64_t depth_;
   const std::int64_t target_vocab_;
+  std::int64_t vocab_ = 0;  // of the drafter's tokens, those that may be drafted
   std::int64_t width_ = 0;  // of a state
   std::vector<Draft> drafts_;
+  std::vector<CudaFavour::Sequence> sequences_;  // as drafts_
+  CudaFavour favour_;                            // a list is a level
 
   cuda::DeviceBuffer buffer_;
   cuda::LikelyToken* likely_ = nullptr;         // [drafts * top_k, top_k]
+  float* scores_ = nullptr;                     // [drafts * top_k, top_k], where some sample
   cuda::GrownCandidate* candidates_ = nullptr;  // [drafts, most]
   std::int32_t* frontiers_ = nullptr;           // [drafts, top_k]
   cuda::GrowStep* steps_ = nullptr;             // [depth, drafts]
   cuda::GrownDraft* sizes_ = nullptr;           // [drafts]
   std::int32_t* out_ = nullptr;                 // see FinishDraftArgs
-  const std::int32_t* target_of_draft_ = nullptr;
-  cuda::HostBuffer host_steps_;  // as steps_, then sizes_
+  cuda::HostBuffer host_steps_;                 // as steps_, then sizes_
   cuda::HostBuffer host_out_;
+  std::int64_t sizes_at_ = 0;  // in host_steps_
 };
 
 }  // namespace specrt

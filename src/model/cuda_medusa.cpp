@@ -13,10 +13,6 @@ namespace {
 
 std::int64_t aligned(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
-std::int64_t chunks_of(std::int64_t vocab) {
-  return (vocab + cuda::kVocabChunk - 1) / cuda::kVocabChunk;
-}
-
 // Rows that a draft is filled up to.
 std::int64_t rows_of(std::int64_t rows) {
   return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(rows)));
@@ -24,6 +20,15 @@ std::int64_t rows_of(std::int64_t rows) {
 
 CudaLayout layout_of(const MedusaConfig& config, Precision precision, int device) {
   return cuda_layout(medusa_entries(config, precision), 0, cuda::architecture_of(device));
+}
+
+CudaFavour::Shape favour_shape(const MedusaConfig& config, std::int64_t max_rows) {
+  CudaFavour::Shape shape;
+  shape.sequences = shape.rows = shape.slice = rows_of(max_rows);
+  shape.lists = config.num_heads;
+  shape.vocab = config.outputs;
+  shape.count = CudaMedusa::kMostLikely;
+  return shape;
 }
 
 }  // namespace
@@ -44,7 +49,7 @@ struct CudaMedusa::Sizes {
       matrix.k = c.hidden_size;
       workspace = std::max(workspace, cuda::workspace_bytes(matrix, rows));
     }
-    const std::int64_t chunks = rows * chunks_of(c.outputs);
+    const std::int64_t chunks = rows * cuda::chunks_of(c.outputs);
     const auto token = static_cast<std::int64_t>(sizeof(cuda::LikelyToken));
     shares = chunks * static_cast<std::int64_t>(sizeof(cuda::LikelyShare));
     found = chunks * kMostLikely * token;
@@ -71,7 +76,8 @@ std::int64_t CudaMedusa::weight_bytes(const MedusaConfig& config, Precision prec
 }
 
 std::int64_t CudaMedusa::workspace_bytes(const MedusaConfig& config, std::int64_t max_rows) {
-  return Sizes(config, max_rows).bytes() + StateCopies::device_bytes();
+  return Sizes(config, max_rows).bytes() + StateCopies::device_bytes() +
+         CudaFavour::device_bytes(favour_shape(config, max_rows), !config.token_map.empty());
 }
 
 CudaMedusa::CudaMedusa(const MedusaHeads& heads, std::int64_t max_rows,
@@ -86,7 +92,8 @@ CudaMedusa::CudaMedusa(const MedusaHeads& heads, std::int64_t max_rows,
           },
           0),
       copies_(device),
-      counts_(counts.begin(), counts.end()) {
+      counts_(counts.begin(), counts.end()),
+      favour_(favour_shape(config_, max_rows), config_.token_map, stream_.get()) {
   const Sizes sizes(config_, max_rows);
   stride_ = sizes.stride;
   buffer_ = cuda::DeviceBuffer(static_cast<std::size_t>(sizes.bytes()));
@@ -193,7 +200,7 @@ void CudaMedusa::rank(std::int64_t rows, std::int64_t head) {
   args.logits = logits_;
   args.stride = stride_;
   args.vocab = config_.outputs;
-  args.chunks = chunks_of(config_.outputs);
+  args.chunks = cuda::chunks_of(config_.outputs);
   args.count = counts_[static_cast<std::size_t>(head)];
   args.shares = shares_;
   args.found = found_;
@@ -201,13 +208,29 @@ void CudaMedusa::rank(std::int64_t rows, std::int64_t head) {
   cuda::likely(args, rows, stream());
 }
 
-void CudaMedusa::find_likely(std::int64_t rows, std::int64_t heads) {
+void CudaMedusa::find_likely(std::span<const CudaFavour::Sequence> rows, std::int64_t heads) {
   cuda::use_device(device_);
-  ranked_rows_ = rows_of(rows);
-  graphs_.run(Key{ranked_rows_, heads}, stream(), [&](cuda::Stream) {
+  const std::int64_t count = std::ssize(rows);
+  ranked_rows_ = rows_of(count);
+  favour_.begin(rows);
+  if (favour_.sampled()) {
+    for (std::int64_t head = 0; head < heads; ++head) {
+      for (std::size_t row = 0; row < rows.size(); ++row) {
+        favour_.set_rows(head, static_cast<std::int64_t>(row), 1, row, head);
+      }
+      favour_.set_padding(head, count, ranked_rows_ - count);
+    }
+    favour_.send(0, heads);
+  }
+  const Key key{ranked_rows_, heads, favour_.greedy(), favour_.sampled(), favour_.filtered()};
+  graphs_.run(key, stream(), [&](cuda::Stream) {
     for (std::int64_t head = 0; head < heads; ++head) {
       run(heads_[static_cast<std::size_t>(head)], ranked_rows_);
-      rank(ranked_rows_, head);
+      if (favour_.greedy()) rank(ranked_rows_, head);
+      if (!favour_.sampled()) continue;
+      favour_.run({logits_, stride_, config_.outputs}, head, 0, ranked_rows_,
+                  counts_[static_cast<std::size_t>(head)], false,
+                  likeliest_ + place_of(head, ranked_rows_), nullptr);
     }
   });
   const auto bytes =

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "model/cuda_arena.h"
+#include "model/cuda_favour.h"
 #include "model/cuda_graphs.h"
 #include "model/state_copies.h"
 #include "specrt/medusa.h"
@@ -36,7 +37,7 @@ class CudaMedusa {
   /// As MedusaRunner has them; logits() and find_likely() wait.
   void start(std::span<const float* const> states);
   std::span<const float> logits(std::int64_t head, std::int64_t rows);
-  void find_likely(std::int64_t rows, std::int64_t heads);
+  void find_likely(std::span<const CudaFavour::Sequence> rows, std::int64_t heads);
   std::span<const cuda::LikelyToken> likely(std::int64_t head, std::int64_t row) const;
 
  private:
@@ -52,6 +53,9 @@ class CudaMedusa {
   struct Key {
     std::int64_t rows = 0;
     std::int64_t heads = 0;
+    bool greedy = true;  // as CudaFavour has them
+    bool sampled = false;
+    bool filtered = false;
     bool operator==(const Key&) const = default;
   };
   void run(const Head& head, std::int64_t rows);
@@ -72,6 +76,7 @@ class CudaMedusa {
   const std::vector<std::int32_t> counts_;
   std::int64_t ranked_rows_ = 0;  // that find_likely() ran last, padding included
   cuda::HostBuffer host_;
+  CudaFavour favour_;  // a list is a head
 
   cuda::DeviceBuffer buffer_;
   float* input_ = nullptr;                  // [max_rows, hidden]

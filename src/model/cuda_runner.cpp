@@ -17,10 +17,6 @@ constexpr std::int64_t kPartialBytes = std::int64_t{64} << 20;
 
 std::int64_t aligned(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
-std::int64_t chunks_of(std::int64_t vocab) {
-  return (vocab + cuda::kVocabChunk - 1) / cuda::kVocabChunk;
-}
-
 // What stands between a block and the residual stream is nothing but an addition.
 bool adds_simply(const ModelConfig& c) {
   return c.norm_placement == NormPlacement::pre && c.residual_scale == 1.0;
@@ -74,7 +70,8 @@ struct CudaRunner::Sizes {
     head_in = kLogitRows * cuda::padded_columns(c.hidden_size) * 2;
     stride = (c.vocab_size + 3) / 4 * 4;
     logits = kLogitRows * stride * 4;
-    tops = kLogitRows * chunks_of(c.vocab_size) * static_cast<std::int64_t>(sizeof(cuda::ChunkTop));
+    tops = kLogitRows * cuda::chunks_of(c.vocab_size) *
+           static_cast<std::int64_t>(sizeof(cuda::ChunkTop));
     planes = 0;
     for (const KvGroup& group : layout.groups) {
       planes += static_cast<std::int64_t>(group.layers.size()) * 2 *
@@ -85,7 +82,7 @@ struct CudaRunner::Sizes {
     embedded = joined = parts = likeliest = 0;
     const HeadConfig& head = c.head;
     const std::int64_t most = head.kind == HeadKind::none ? o.most_likely : kMostLikely;
-    const std::int64_t chunks = most > 0 ? kLogitRows * chunks_of(c.vocab_size) : 0;
+    const std::int64_t chunks = most > 0 ? kLogitRows * cuda::chunks_of(c.vocab_size) : 0;
     shares = chunks * static_cast<std::int64_t>(sizeof(cuda::LikelyShare));
     found = chunks * most * static_cast<std::int64_t>(sizeof(cuda::LikelyToken));
     if (head.kind == HeadKind::none) return;
@@ -398,12 +395,15 @@ void check_rows(std::size_t count) {
 
 }  // namespace
 
-std::span<const float> CudaRunner::logits(std::span<const std::int64_t> rows) {
+void CudaRunner::make_logits(std::span<const std::int64_t> rows) {
   enter();
   check_rows(rows.size());
-  const std::int64_t count = std::ssize(rows);
-  make_logits(send_rows(rows), count);
-  return bring_logits(count);
+  make_logits(send_rows(rows), std::ssize(rows));
+}
+
+std::span<const float> CudaRunner::logits(std::span<const std::int64_t> rows) {
+  make_logits(rows);
+  return bring_logits(std::ssize(rows));
 }
 
 const std::int32_t* CudaRunner::send_rows(std::span<const std::int64_t> rows) {
@@ -444,7 +444,7 @@ void CudaRunner::best(std::span<const std::int64_t> rows, std::span<cpu::ArgMax>
   args.logits = logits_;
   args.stride = logits_stride_;
   args.vocab = vocab();
-  args.chunks = chunks_of(vocab());
+  args.chunks = cuda::chunks_of(vocab());
   args.rows = plain_rows_;
   args.states = plain_state_;
   args.tops = tops_;

@@ -62,8 +62,9 @@ class CudaRunner final : public DeviceFeatures {
   void likely(std::span<const std::int64_t> rows, std::int64_t count,
               std::span<cuda::LikelyToken> out);
   std::span<const float> likely_logits();
-  /// The same of any number of rows, to a place on the device; does not wait.
-  void rank(std::span<const std::int64_t> rows, std::int64_t count, cuda::LikelyToken* out);
+  /// The same of the first `rows` rows of logits that are there, to a place on the device; does not
+  /// wait.
+  void find_likely(std::int64_t rows, std::int64_t count, cuda::LikelyToken* out);
 
   /// Runner::logits; waits. Rows follow each other without a gap.
   std::span<const float> logits(std::span<const std::int64_t> rows);
@@ -74,6 +75,7 @@ class CudaRunner final : public DeviceFeatures {
   /// Puts on the stream what makes logits of `count` <= kLogitRows rows of the pass, whose numbers
   /// are on the device; negative ones are padding.
   void make_logits(const std::int32_t* rows, std::int64_t count);
+  void make_logits(std::span<const std::int64_t> rows);
   float* device_logits() const { return logits_; }
   std::int64_t logits_stride() const { return logits_stride_; }
   std::int64_t vocab() const { return config_.vocab_size; }
@@ -110,7 +112,6 @@ class CudaRunner final : public DeviceFeatures {
   void keep_features(std::int64_t layer);
   void fuse();
   void combine(bool recycled);
-  void find_likely(std::int64_t rows, std::int64_t count, cuda::LikelyToken* out);
   void keep_outputs();
   /// Where these numbers of rows are on the device; those that follow each other are there already.
   const std::int32_t* send_rows(std::span<const std::int64_t> rows);

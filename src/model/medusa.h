@@ -62,8 +62,11 @@ class MedusaRunner {
   std::span<const float> logits(std::int64_t head, std::int64_t rows);
   /// Whether the alternatives are found where the logits are, which need not come to the host then.
   bool finds_likely() const { return cuda_ != nullptr; }
-  /// The first heads' likeliest outputs, with their log-probabilities, as Runner::likely has them.
-  void find_likely(std::int64_t rows, std::int64_t heads) { cuda_->find_likely(rows, heads); }
+  /// The first heads' outputs that each row's sequence favours, the most likely ones where it is
+  /// greedy, with their log-probabilities.
+  void find_likely(std::span<const CudaFavour::Sequence> rows, std::int64_t heads) {
+    cuda_->find_likely(rows, heads);
+  }
   std::span<const cuda::LikelyToken> likely(std::int64_t head, std::int64_t row) const {
     return cuda_->likely(head, row);
   }

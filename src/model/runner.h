@@ -36,8 +36,9 @@ struct RunnerOptions {
   bool poison = false;             ///< for tests: KV memory that holds nothing is NaN in every pass
   std::shared_ptr<ThreadTeam> team;
   std::string cpu_isa = "auto";
-  std::int64_t most_likely = 0;  ///< that CudaRunner::rank() finds in a row, but for draft heads
-  std::string device = "cpu";    ///< as cuda_device_of() reads it
+  std::int64_t most_likely =
+      0;  ///< that CudaRunner::find_likely() finds in a row, but for draft heads
+  std::string device = "cpu";               ///< as cuda_device_of() reads it
   std::shared_ptr<cuda::OwnStream> stream;  ///< of a GPU; null: one of its own
 };
 

@@ -161,7 +161,7 @@ struct Batch {
     process.trees = trees();
     const auto count = static_cast<std::int64_t>(rows.size());
     run_grid<ProcessLogits>({count}, process, order);
-    const std::int64_t chunks = (vocab + kVocabChunk - 1) / kVocabChunk;
+    const std::int64_t chunks = chunks_of(vocab);
     std::vector<ChunkTop> tops(count * chunks);
     std::vector<ChunkShare> shares(count * chunks);
     std::vector<std::int32_t> found(count * vocab, -1);

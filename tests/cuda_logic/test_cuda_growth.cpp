@@ -8,6 +8,7 @@
 #include "../native/tiny_heads.h"
 #include "../native/tiny_model.h"
 #include "cpu/dispatch.h"
+#include "decode/logits_state.h"
 #include "emulated/emulated.h"
 #include "model/runner.h"
 
@@ -58,6 +59,7 @@ class Drafts {
     std::int64_t length;  // of the text, what is there
     std::int64_t nodes;
     std::int64_t depth;
+    specrt::SamplingParams sampling = {};
   };
   /// All in one call, or each by itself.
   std::vector<DraftTree> of(const std::vector<Asked>& asked, bool together) {
@@ -74,7 +76,7 @@ class Drafts {
       const specrt::ObservedFeatures observed{
           id, 0, {parts, rows, runner_.config().hidden_size, runner_.device_features()}, tokens};
       drafter_->observe_features({&observed, 1});
-      requests.push_back({id, tokens, one.nodes, one.depth, &params_});
+      requests.push_back({id, tokens, one.nodes, one.depth, &one.sampling});
     }
     std::vector<DraftTree> out(requests.size());
     const emulated::Counts before = emulated::counts();
@@ -106,18 +108,25 @@ class Drafts {
   specrt::TargetFeatures features_;
   Runner runner_;
   std::shared_ptr<specrt::Drafter> drafter_;
-  specrt::SamplingParams params_;
   std::int64_t copies_ = 0;
 };
 
-void check_same(const std::vector<DraftTree>& got, const std::vector<DraftTree>& want) {
+specrt::SamplingParams sampled(double temperature, std::uint64_t seed) {
+  specrt::SamplingParams out;
+  out.temperature = temperature;
+  out.seed = seed;
+  return out;
+}
+
+void check_same(const std::vector<DraftTree>& got, const std::vector<DraftTree>& want,
+                double tolerance = 0.0) {
   for (std::size_t i = 0; i < std::min(got.size(), want.size()); ++i) {
     CHECK(!want[i].empty());
     CHECK_EQ(got[i].size(), want[i].size());
     for (std::size_t node = 0; node < std::min(got[i].size(), want[i].size()); ++node) {
       CHECK_EQ(got[i].tokens()[node], want[i].tokens()[node]);
       CHECK_EQ(got[i].parents()[node], want[i].parents()[node]);
-      CHECK_EQ(got[i].log_probs()[node], want[i].log_probs()[node]);
+      CHECK_NEAR(got[i].log_probs()[node], want[i].log_probs()[node], tolerance);
     }
   }
 }
@@ -153,6 +162,43 @@ TEST(cuda_trees_are_those_of_the_host) {
   }
 }
 
+// Of requests that sample too, beside greedy ones: the host's own arithmetic is another one, so
+// that log-probabilities differ in their last bits.
+TEST(cuda_trees_follow_the_targets_noise) {
+  const tiny::Spec spec = tiny::small_spec(Precision::bf16, 51);
+  const Model target = tiny::random_model(spec);
+  for (const bool mapped : {false, true}) {
+    emulated::reset();
+    const HeadKind kind = mapped ? HeadKind::beside : HeadKind::fused;
+    const Model head = tiny::random_head(spec, kind, Precision::bf16, 1.0, 9, [&](ModelConfig& c) {
+      if (!mapped) return;
+      c.head.own_lm_head = true;
+      c.vocab_size = 40;
+    });
+    DraftHeadOptions own = tiny::head_options(kind, 3, 4);
+    own.max_rows = 16;
+    for (TokenId id = 0; mapped && id < 40; ++id) own.target_of_draft.push_back(id + id / 2);
+    Drafts drafts(target, head, own, tiny::random_tokens(6, 30, spec.vocab));
+    specrt::SamplingParams filtered = sampled(1.3, 5);
+    filtered.top_k = 9;
+    filtered.top_p = 0.8;
+    for (const bool with_filters : {false, true}) {
+      std::vector<Drafts::Asked> asked = {{9, 20, 4, sampled(0.8, 1)},
+                                          {23, 5, 3},
+                                          {2, 2, 4, sampled(1.0, 2)},
+                                          {30, 256, 2, sampled(2.0, 3)}};
+      if (with_filters) asked[2].sampling = filtered;
+      const std::vector<DraftTree> together = drafts.of(asked, true);
+      CHECK_EQ(drafts.copies(), 1);
+      check_same(drafts.of(asked, false), together);
+      asked.push_back({12, 257, 4});  // more than a device reranks
+      const std::vector<DraftTree> host = drafts.of(asked, true);
+      CHECK(drafts.copies() >= 4);
+      check_same(together, host, 2e-5);
+    }
+  }
+}
+
 // With preemption, chunks and rounds of every size.
 TEST(cuda_trees_give_the_bytes_of_plain_decoding) {
   emulated::reset();
@@ -162,6 +208,9 @@ TEST(cuda_trees_give_the_bytes_of_plain_decoding) {
   for (std::size_t i = 0; i < requests.size(); ++i) {
     requests[i].prompt = tiny::random_tokens(800 + i, 3 + 4 * i, spec.vocab);
     requests[i].params.max_tokens = 10;
+    if (i == 1) requests[i].params.temperature = 0.9;
+    if (i == 2) requests[i].params.temperature = 0.5;
+    if (i == 2) requests[i].params.top_p = 0.9;
   }
   std::vector<Output> expected;
   {
@@ -191,67 +240,61 @@ TEST(cuda_trees_give_the_bytes_of_plain_decoding) {
 }
 
 // A draft model's chains: those that the host makes of its logits, which it does as soon as one
-// request of the batch samples; over several rounds, of which one token or two are kept.
+// request of the batch has penalties; over several rounds, of which one token or two are kept.
 TEST(cuda_chains_are_those_of_the_host) {
   emulated::reset();
   const tiny::Spec spec = tiny::small_spec(Precision::bf16, 53);
   const Model model = tiny::random_model(spec);
   specrt::DraftModelOptions options;
   options.kv_cache_bytes = std::int64_t{1} << 20;
-  options.max_batch_size = 4;
+  options.max_batch_size = 5;
   options.max_rows = 16;
   options.threads = 1;
   options.device = "cuda";
   options.check_invariants = true;
+  std::vector<specrt::SamplingParams> params(5);
+  params[1] = sampled(1.0, 3);
+  params[3] = sampled(0.7, 4);
+  params[3].min_p = 0.05;
+  params[4].presence_penalty = 1.0;
   std::vector<std::vector<DraftTree>> drafts[2];
-  for (const bool samples : {false, true}) {
+  for (const bool on_host : {false, true}) {
     const auto drafter = specrt::make_model_drafter(model, spec.vocab, options);
-    specrt::SamplingParams greedy;
-    specrt::SamplingParams sampled;
-    sampled.temperature = 1.0;
-    sampled.seed = 3;
     std::vector<Tokens> texts;
-    for (std::size_t i = 0; i < (samples ? 4 : 3); ++i) {
+    for (std::size_t i = 0; i < (on_host ? 5 : 4); ++i) {
       texts.push_back(tiny::random_tokens(20 + i, 3 + 11 * i, spec.vocab));
       drafter->admit(static_cast<specrt::SequenceId>(i), texts.back(), 60);
     }
     for (int round = 0; round < 4; ++round) {
       std::vector<specrt::DraftRequest> requests;
+      specrt::LogitsState penalised(params[4], {}, spec.vocab, nullptr);
       for (std::size_t i = 0; i < texts.size(); ++i) {
         const auto steps = static_cast<std::int64_t>(1 + (i + static_cast<std::size_t>(round)) % 4);
-        requests.push_back({static_cast<specrt::SequenceId>(i), texts[i], steps, steps,
-                            i == 3 ? &sampled : &greedy});
+        requests.push_back(
+            {static_cast<specrt::SequenceId>(i), texts[i], steps, steps, &params[i]});
+        if (i == 4) requests.back().logits = &penalised;
       }
       std::vector<DraftTree> out(requests.size());
       const emulated::Counts before = emulated::counts();
       drafter->propose(requests, out);
       const std::int64_t copies = emulated::counts().to_host - before.to_host;
-      CHECK(samples ? copies >= 3 : copies == 1);
+      CHECK(on_host ? copies >= 3 : copies == 1);
       for (std::size_t i = 0; i < texts.size(); ++i) {
         if (round % 2 == 0) texts[i].push_back(out[i].tokens()[0]);
         texts[i].push_back(static_cast<TokenId>((7 + round) % spec.vocab));
       }
-      drafts[samples].push_back(std::move(out));
+      out.resize(4);
+      drafts[on_host].push_back(std::move(out));
     }
   }
   for (std::size_t round = 0; round < 4; ++round) {
-    for (std::size_t i = 0; i < 3; ++i) {
-      const DraftTree& got = drafts[0][round][i];
-      const DraftTree& want = drafts[1][round][i];
-      CHECK_EQ(got.size(), 1 + (i + round) % 4);
-      CHECK_EQ(got.size(), want.size());
-      for (std::size_t node = 0; node < std::min(got.size(), want.size()); ++node) {
-        CHECK_EQ(got.tokens()[node], want.tokens()[node]);
-        CHECK_EQ(got.parents()[node], want.parents()[node]);
-        CHECK_NEAR(got.log_probs()[node], want.log_probs()[node], 1e-5);
-      }
-    }
+    for (std::size_t i = 0; i < 4; ++i) CHECK_EQ(drafts[0][round][i].size(), 1 + (i + round) % 4);
+    check_same(drafts[0][round], drafts[1][round], 1e-5);
   }
 }
 
-// A draft grows where its states are, and comes back in one small copy.
+// A draft grows where its states are, and comes back in one small copy, noise or not.
 TEST(cuda_heads_bring_one_copy_a_draft) {
-  emulated::reset();
   const tiny::Spec spec = tiny::small_spec(Precision::bf16, 47);
   const Model target = tiny::random_model(spec);
   const Model head = tiny::random_head(spec, HeadKind::beside, Precision::bf16);
@@ -262,23 +305,55 @@ TEST(cuda_heads_bring_one_copy_a_draft) {
   own.max_batch_size = 2;
   DecoderOptions options = decoder_options(target, 2, own.features);
   options.check_invariants = false;
-  Decoder decoder(target, options);
-  const auto drafter = specrt::make_head_drafter(head, target, own);
-  for (std::size_t i = 0; i < 2; ++i) {
-    specrt::SamplingParams params;
-    params.max_tokens = 60;
-    (void)decoder.add(tiny::random_tokens(i, 4, spec.vocab), params, drafter);
+  for (const bool samples : {false, true}) {
+    emulated::reset();
+    Decoder decoder(target, options);
+    const auto drafter = specrt::make_head_drafter(head, target, own);
+    for (std::size_t i = 0; i < 2; ++i) {
+      specrt::SamplingParams params;
+      if (samples) params = sampled(0.8, i);
+      params.max_tokens = 60;
+      (void)decoder.add(tiny::random_tokens(i, 4, spec.vocab), params, drafter);
+    }
+    const auto round = [&] { (void)decoder.round(specrt::plan_fixed(decoder, 5)); };
+    for (int i = 0; i < 4; ++i) round();
+    const emulated::Counts before = emulated::counts();
+    constexpr std::int64_t kRounds = 2;
+    for (int i = 0; i < kRounds; ++i) round();
+    const emulated::Counts& after = emulated::counts();
+    // The drafts and the verdicts; three passes of the head, what grows in each, how large the
+    // drafts may be, the target's pass, what decides, and the list of states that were committed.
+    CHECK_EQ(after.to_host - before.to_host, 2 * kRounds);
+    const std::int64_t sent = after.to_device - before.to_device;
+    // Of those that sample, their parameters and whose each pass's rows are.
+    const std::int64_t each = samples ? 14 : 10;
+    CHECK(sent >= each * kRounds);
+    CHECK(sent <= (each + 1) * kRounds);  // and, of accepted drafts, what moves
+    CHECK_EQ(after.allocations, before.allocations);
   }
-  const auto round = [&] { (void)decoder.round(specrt::plan_fixed(decoder, 5)); };
-  for (int i = 0; i < 4; ++i) round();
-  const emulated::Counts before = emulated::counts();
-  constexpr std::int64_t kRounds = 2;
-  for (int i = 0; i < kRounds; ++i) round();
-  const emulated::Counts& after = emulated::counts();
-  // The drafts and the verdicts; three passes of the head, what grows in each, how large the drafts
-  // may be, the target's pass, what decides, and the list of states that were committed.
-  CHECK_EQ(after.to_host - before.to_host, 2 * kRounds);
-  const std::int64_t sent = after.to_device - before.to_device;
-  CHECK(sent >= 10 * kRounds && sent <= 11 * kRounds);  // and, of accepted drafts, what moves
-  CHECK_EQ(after.allocations, before.allocations);
+}
+
+// A draft model takes what was told, what grows its chains included.
+TEST(cuda_chains_take_what_was_told) {
+  emulated::reset();
+  const tiny::Spec spec = tiny::small_spec(Precision::bf16, 54);
+  const Model model = tiny::random_model(spec);
+  specrt::DraftModelOptions options;
+  options.kv_cache_bytes = std::int64_t{1} << 20;
+  options.max_batch_size = 3;
+  options.max_rows = 16;
+  options.threads = 1;
+  options.device = "cuda";
+  for (const std::int64_t vocab : {spec.vocab, spec.vocab + 9, spec.vocab - 1}) {
+    const specrt::MemoryUse told =
+        specrt::memory_of_draft_model(model.config(), model.precision(), options, vocab);
+    {
+      const auto drafter = specrt::make_model_drafter(model, vocab, options);
+      CHECK_EQ(drafter->memory().weights, told.weights);
+      CHECK_EQ(drafter->memory().kv_cache, told.kv_cache);
+      CHECK_EQ(drafter->memory().workspace, told.workspace);
+      CHECK(emulated::in_use() >= told.total() && emulated::in_use() < told.total() + 16 * 4096);
+    }
+    CHECK_EQ(emulated::in_use(), 0);
+  }
 }

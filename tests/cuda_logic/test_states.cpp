@@ -104,7 +104,7 @@ std::vector<LikelyToken> likely(const Floats& logits, std::int64_t rows, std::in
   args.logits = logits.data();
   args.stride = std::ssize(logits) / rows;
   args.vocab = vocab;
-  args.chunks = (vocab + kVocabChunk - 1) / kVocabChunk;
+  args.chunks = chunks_of(vocab);
   args.count = count;
   std::vector<LikelyShare> shares(rows * args.chunks);
   std::vector<LikelyToken> found(rows * args.chunks * count), out(rows * count);

@@ -39,6 +39,7 @@ set(specrt_sources
     src/decode/drafter.cpp
     src/decode/ema_tiers.cpp
     src/decode/features.cpp
+    src/decode/fill_lists.cpp
     src/decode/filter.cpp
     src/decode/goodput.cpp
     src/decode/head_children.cpp

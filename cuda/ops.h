@@ -79,6 +79,8 @@ void finish_logits(const FinishLogitsArgs& args, std::int64_t rows, Stream strea
 void find_tops(const ChooseArgs& args, std::int64_t rows, Stream stream);
 /// LikelyArgs::out of `rows` rows.
 void likely(const LikelyArgs& args, std::int64_t rows, Stream stream);
+/// Penalties, biases and masks of `rows` rows.
+void process_logits(const ProcessArgs& args, std::int64_t rows, Stream stream);
 /// FavourArgs::out and scores of `rows` rows; `filtered`: whether some have filters.
 void favour(const FavourArgs& args, std::int64_t rows, bool filtered, Stream stream);
 /// Processing, choice and log-probability of `rows` rows.

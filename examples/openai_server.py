@@ -25,7 +25,8 @@ import specrt
 
 Json = dict[str, Any]
 Steps = list[dict[int, specrt.Logprob]]
-SAME = {one.name for one in fields(specrt.SamplingParams)} - {"logprobs", "structured_outputs"}
+NOT_SAME = {"logprobs", "prompt_logprobs", "structured_outputs"}
+SAME = {one.name for one in fields(specrt.SamplingParams)} - NOT_SAME
 NOT_SAMPLING = {"model", "messages", "prompt", "stream", "stream_options", "priority", "user"}
 MEANS_NOTHING = (("echo", False), ("best_of", 1), ("suffix", ""), ("store", False))
 """What clients send that asks for nothing; other values of these are refused."""
@@ -44,7 +45,8 @@ def schema_of(form: Json) -> Json | str | None:
     if kind == "json_object":
         return {"type": "object"}
     if kind == "json_schema":
-        return of_kind("json_schema", form.get(kind), dict).get("schema", {})  # type: ignore[no-any-return]
+        schema: Json | None = of_kind("json_schema", form.get(kind), dict).get("schema")
+        return {} if schema is None else schema
     if kind != "text":
         raise specrt.InvalidArgumentError(
             f"[response_format] expected type text, json_object or json_schema, got {kind!r}"
@@ -57,7 +59,7 @@ def sampling_params(body: Json, engine: specrt.Engine, chat: bool) -> specrt.Sam
     for key, nothing in MEANS_NOTHING:
         if key in given and given[key] == nothing:
             del given[key]
-    wanted: Json = {"max_tokens": engine.max_model_len if chat else 16}
+    wanted: Json = {"max_tokens": None if chat else 16}  # None: as many as there is room for
     wanted |= {key: given.pop(key) for key in SAME & given.keys()}
     wanted["max_tokens"] = given.pop("max_completion_tokens", wanted["max_tokens"])
     if "logit_bias" in wanted:  # JSON has no integer keys
@@ -189,10 +191,15 @@ def build(engine: specrt.Engine) -> FastAPI:
         async def events() -> AsyncIterator[str]:
             chunk = {**head, "object": "chat.completion.chunk"} if chat else head
             key = "delta" if chat else "text"
+            begun = set()
             try:
                 for row, handle in enumerate(handles):
                     async for one in handle:
-                        yield event({**chunk, "choices": [choice(row, one, key)]})
+                        told = choice(row, one, key)
+                        if chat and one.index in begun:  # the role comes once
+                            del told["delta"]["role"]
+                        begun.add(one.index)
+                        yield event({**chunk, "choices": [told]})
                 if options.get("include_usage"):
                     total = usage([await handle for handle in handles])
                     yield event({**chunk, "choices": [], "usage": total})

@@ -228,6 +228,17 @@ void likely(const LikelyArgs& args, std::int64_t rows, Stream stream) {
   likely(OnHost{stream}, args, rows);
 }
 
+void process_logits(const ProcessArgs& args, std::int64_t rows, Stream stream) {
+  for (const void* at :
+       {static_cast<const void*>(args.logits), static_cast<const void*>(args.processed),
+        static_cast<const void*>(args.rows), static_cast<const void*>(args.states),
+        static_cast<const void*>(args.trees.tokens),
+        static_cast<const void*>(args.draft_of_target)}) {
+    require_on_device(at, "process_logits");
+  }
+  launch<ProcessLogits>({rows}, args, stream);
+}
+
 void favour(const FavourArgs& args, std::int64_t rows, bool filtered, Stream stream) {
   for (const void* at :
        {static_cast<const void*>(args.choose.logits), static_cast<const void*>(args.choose.rows),

@@ -17,6 +17,13 @@ struct GrownCandidate {
   std::int32_t scratch = -1;  ///< once it is a row
 };
 
+/// Candidates as the trees that ProcessLogits reads.
+SPECRT_KERNEL DraftTrees trees_of(const GrownCandidate* candidates, std::int64_t most) {
+  static_assert(sizeof(GrownCandidate) % sizeof(std::int32_t) == 0);
+  return {&candidates->token, &candidates->parent, most,
+          static_cast<std::int64_t>(sizeof(GrownCandidate) / sizeof(std::int32_t))};
+}
+
 /// What a level is to a draft. Of a level before the last, the next pass is laid out by now.
 struct GrowStep {
   std::int32_t rows = 0;       ///< that were run: its frontier; 1 at the root, 0: it has ended
@@ -44,6 +51,7 @@ struct GrowArgs {
   std::int64_t state_width = 0;
   // The next pass's inputs; a row that there is no candidate for has no token and no state.
   std::int32_t* tokens = nullptr;
+  LogitRow* logit_rows = nullptr;  ///< null: nobody's logits depend on what is before them
   const float** hidden = nullptr;  ///< null: a model's rows, which begin with their tokens
   std::int32_t* paths = nullptr;   ///< scratch indices
 };
@@ -114,6 +122,7 @@ struct GrowLevel {
       const std::int64_t row = std::int64_t{step.next_row} + n;
       std::int32_t* path = args.paths + step.path + std::int64_t{n} * step.path_length;
       args.tokens[row] = chosen < 0 ? -1 : candidates[chosen].token;
+      if (args.logit_rows != nullptr) args.logit_rows[row].node = chosen;
       if (args.hidden != nullptr) {
         const std::int64_t state = step.first_row + (chosen - step.begin) / args.count;
         args.hidden[row] = chosen < 0 ? nullptr : args.states + state * args.state_width;

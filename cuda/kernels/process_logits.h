@@ -9,12 +9,15 @@ namespace specrt::cuda {
 
 struct ProcessArgs {
   const float* logits = nullptr;  ///< [rows, stride]
-  float* processed = nullptr;     ///< [rows, stride]; rows of neutral sequences are left alone
+  /// [rows, stride], which may be the logits' own place; rows of neutral sequences are left alone.
+  float* processed = nullptr;
   std::int64_t stride = 0;
   std::int64_t vocab = 0;
   const LogitRow* rows = nullptr;
   const SamplingState* states = nullptr;
   DraftTrees trees;
+  /// Of a drafter with ids of its own, those of the trees' tokens; all lists have them already.
+  const std::int32_t* draft_of_target = nullptr;
   const std::uint32_t* grammar_bits = nullptr;  ///< [masks, ceil(vocab / 32)]
 };
 
@@ -38,7 +41,7 @@ struct ProcessLogits {
     const float* from = args.logits + block.x() * args.stride;
     float* x = args.processed + block.x() * args.stride;
     const int thread = block.thread();
-    if (thread == 0) find_path(shared, args.trees, row);
+    if (thread == 0) find_path(shared, args, row);
     for (std::int64_t i = thread; i < args.vocab; i += kThreads) x[i] = from[i];
     block.sync();
 
@@ -85,14 +88,15 @@ struct ProcessLogits {
   }
 
  private:
-  SPECRT_KERNEL static void find_path(Shared& shared, const DraftTrees& trees,
-                                      const LogitRow& row) {
-    const std::int64_t first = row.sequence * trees.most_nodes;
+  SPECRT_KERNEL static void find_path(Shared& shared, const Args& args, const LogitRow& row) {
+    const DraftTrees& trees = args.trees;
+    const auto at = [&](int node) { return (row.sequence * trees.most_nodes + node) * trees.step; };
     int length = 0;
-    for (int node = row.node; node >= 0; node = trees.parents[first + node]) ++length;
+    for (int node = row.node; node >= 0; node = trees.parents[at(node)]) ++length;
     shared.length = length;
-    for (int node = row.node; node >= 0; node = trees.parents[first + node]) {
-      shared.path[--length] = trees.tokens[first + node];
+    for (int node = row.node; node >= 0; node = trees.parents[at(node)]) {
+      const std::int32_t token = trees.tokens[at(node)];
+      shared.path[--length] = args.draft_of_target == nullptr ? token : args.draft_of_target[token];
     }
   }
 

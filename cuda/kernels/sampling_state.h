@@ -63,6 +63,7 @@ struct DraftTrees {
   const std::int32_t* tokens = nullptr;
   const std::int32_t* parents = nullptr;
   std::int64_t most_nodes = 0;
+  std::int64_t step = 1;  ///< from a node's entries to the next one's
 };
 
 /// A row of logits: those behind `node` of a sequence's draft, or behind its last committed token.

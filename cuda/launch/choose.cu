@@ -11,6 +11,10 @@ void likely(const LikelyArgs& args, std::int64_t rows, Stream stream) {
   likely(OnGpu{stream}, args, rows);
 }
 
+void process_logits(const ProcessArgs& args, std::int64_t rows, Stream stream) {
+  launch<ProcessLogits>({rows}, args, stream);
+}
+
 void favour(const FavourArgs& args, std::int64_t rows, bool filtered, Stream stream) {
   favour(OnGpu{stream}, args, rows, filtered);
 }

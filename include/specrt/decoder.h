@@ -190,6 +190,9 @@ class SPECRT_API Decoder {
                std::int64_t reserve = -1) const;
   /// Throws what add() would throw however empty the decoder is.
   void check(std::span<const TokenId> prompt, const SamplingParams& params) const;
+  /// The largest max_tokens that check() lets pass beside a prompt of so many tokens, as far as it
+  /// makes a difference: what context and KV cache have room for. 0 where there is none.
+  std::int64_t most_tokens(std::int64_t prompt_tokens) const;
 
   /// Ends a sequence early, also a preempted one, and frees what it holds. Returns its counters.
   /// Throws InvalidArgument for an unknown id.

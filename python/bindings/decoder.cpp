@@ -298,23 +298,8 @@ void bind_decoder(py::module_& module) {
             return out;
           },
           "(id, prompt_left, length, tokens_left, has_drafter) of each running sequence.")
-      .def(
-          "begin_round",
-          [](Decoder& decoder, const Items& plan) {
-            const Plan items = to_plan(plan);
-            in_round([&] { decoder.begin_round(items); });
-          },
-          py::arg("plan"), "Drafts and lays out the pass. plan: (id, tokens) pairs.")
-      .def(
-          "finish_round",
-          [](Decoder& decoder) {
-            std::span<const Progress> progress;
-            in_round([&] { progress = decoder.finish_round(); });
-            raise_noted_interrupt();
-            return to_python(progress);
-          },
-          "Runs the pass: a list of (id, tokens, logprobs, prompt_logprobs, finish, counters, "
-          "error).")
+      .def("most_tokens", &Decoder::most_tokens, py::arg("prompt_tokens"),
+           "The tokens that context and KV cache have room for behind a prompt.")
       .def(
           "round",
           [](Decoder& decoder, const Items& plan) {
@@ -324,7 +309,10 @@ void bind_decoder(py::module_& module) {
             raise_noted_interrupt();
             return to_python(progress);
           },
-          py::arg("plan"), "begin_round() and finish_round().")
+          py::arg("plan"),
+          "A round, of (id, tokens) pairs: a list of (id, tokens, logprobs, prompt_logprobs, "
+          "finish, "
+          "counters, error).")
       .def(
           "policy_round",
           [](Decoder& decoder, std::int64_t num_speculative_tokens)
@@ -397,18 +385,13 @@ void bind_decoder(py::module_& module) {
       py::arg("seconds") = 2.0, py::arg("passes") = 20,
       "What passes and drafts cost here, measured with sequences of its own.");
 
-  const auto def_plan = [&](const char* name, Plan (*make)(const Decoder&, std::int64_t),
-                            const char* text) {
-    module.def(
-        name,
-        [make](const Decoder& decoder, std::int64_t num_speculative_tokens) {
-          return to_items(make(decoder, num_speculative_tokens));
-        },
-        py::arg("decoder"), py::arg("num_speculative_tokens"), text);
-  };
-  def_plan("plan_goodput", &plan_goodput, "As if every sequence that drafts had policy goodput.");
-  def_plan("plan_fixed", &plan_fixed, "As if every sequence that drafts had policy fixed.");
-  def_plan("plan_braked", &plan_braked, "As if every sequence that drafts had policy brake.");
+  module.def(
+      "plan_fixed",
+      [](const Decoder& decoder, std::int64_t num_speculative_tokens) {
+        return to_items(plan_fixed(decoder, num_speculative_tokens));
+      },
+      py::arg("decoder"), py::arg("num_speculative_tokens"),
+      "As if every sequence that drafts had policy fixed.");
 }
 
 }  // namespace specrt::python

@@ -59,9 +59,7 @@ __all__: list[str] = [
     "memory_of_draft_model",
     "memory_of_layers_drafter",
     "memory_of_medusa",
-    "plan_braked",
     "plan_fixed",
-    "plan_goodput",
     "quantise_compensated",
     "resolve_cpu_isa",
     "resolve_kv_cache_dtype",
@@ -712,18 +710,6 @@ class Decoder:
         reserve: output tokens to set KV blocks aside for; -1: all of them.
         """
 
-    def begin_round(
-        self,
-        plan: collections.abc.Sequence[
-            tuple[
-                typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
-            ]
-        ],
-    ) -> None:
-        """
-        Drafts and lays out the pass. plan: (id, tokens) pairs.
-        """
-
     def can_add(
         self,
         prompt_tokens: typing.SupportsInt | typing.SupportsIndex,
@@ -764,23 +750,6 @@ class Decoder:
         How many of `most` draft nodes are worth asking for, by this sequence's drafts so far.
         """
 
-    def finish_round(
-        self,
-    ) -> list[
-        tuple[
-            int,
-            list[int],
-            list[tuple[float, int, list[tuple[int, float]]]] | None,
-            list[tuple[float, int, list[tuple[int, float]]]] | None,
-            str,
-            SequenceCounters | None,
-            str,
-        ]
-    ]:
-        """
-        Runs the pass: a list of (id, tokens, logprobs, prompt_logprobs, finish, counters, error).
-        """
-
     def last_round(
         self,
     ) -> list[
@@ -788,6 +757,11 @@ class Decoder:
     ]:
         """
         The sequences of the last finished round: (id, prompt_tokens, tokens, parents, log_probs, sources of each node, accepted nodes, emitted tokens).
+        """
+
+    def most_tokens(self, prompt_tokens: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        The tokens that context and KV cache have room for behind a prompt.
         """
 
     def policy_round(
@@ -843,7 +817,7 @@ class Decoder:
         ]
     ]:
         """
-        begin_round() and finish_round().
+        A round, of (id, tokens) pairs: a list of (id, tokens, logprobs, prompt_logprobs, finish, counters, error).
         """
 
     def sequences(self) -> list[tuple[int, int, int, int, bool]]:
@@ -1209,27 +1183,11 @@ def memory_of_medusa(
     """
 
 
-def plan_braked(
-    decoder: Decoder, num_speculative_tokens: typing.SupportsInt | typing.SupportsIndex
-) -> list[tuple[int, int]]:
-    """
-    As if every sequence that drafts had policy brake.
-    """
-
-
 def plan_fixed(
     decoder: Decoder, num_speculative_tokens: typing.SupportsInt | typing.SupportsIndex
 ) -> list[tuple[int, int]]:
     """
     As if every sequence that drafts had policy fixed.
-    """
-
-
-def plan_goodput(
-    decoder: Decoder, num_speculative_tokens: typing.SupportsInt | typing.SupportsIndex
-) -> list[tuple[int, int]]:
-    """
-    As if every sequence that drafts had policy goodput.
     """
 
 

@@ -197,7 +197,9 @@ class MetricsObserver(Observer):
         self._preemptions = 0
         self._rounds: list[tuple[float, Sequence[tuple[Any, ...]]]] = []
         """When they ended and what they gave, not looked at yet: see `_catch_up`."""
-        self._last_token: dict[int, float] = {}  # by the core's sequence
+        # By the core's sequence:
+        self._arrived: dict[int, float] = {}  # of those that have no token yet
+        self._last_token: dict[int, float] = {}
         self._queue = _Values(REQUEST)
         self._ttft = _Values(FIRST_TOKEN)
         self._tpot = _Values(PER_TOKEN)
@@ -210,6 +212,8 @@ class MetricsObserver(Observer):
         if request.preemptions == 0 and request.admitted is not None:
             with self._lock:
                 self._queue.add(request.admitted - request.arrived)
+                if request.id is not None:
+                    self._arrived[request.id] = request.arrived
 
     def round(
         self, plan: Sequence[tuple[int, int]], results: Sequence[tuple[Any, ...]], seconds: float
@@ -232,6 +236,8 @@ class MetricsObserver(Observer):
                 before = last.get(sequence)
                 if before is not None:
                     add(now - before)
+                elif (arrived := self._arrived.pop(sequence, None)) is not None:
+                    self._ttft.add(now - arrived)
                 if finish:
                     last.pop(sequence, None)
                 else:
@@ -240,7 +246,7 @@ class MetricsObserver(Observer):
     def preempted(self, request: Request) -> None:
         with self._lock:
             self._preemptions += 1
-            self._forget(request)
+            self._catch_up()
 
     def finished(self, request: Request) -> None:
         with self._lock:
@@ -250,7 +256,6 @@ class MetricsObserver(Observer):
             first, last = request.first_token, request.last_token
             if first is None or last is None:
                 return
-            self._ttft.add(first - request.arrived)
             if request.error is not None:
                 return
             self._total.add(last - request.arrived)
@@ -264,6 +269,7 @@ class MetricsObserver(Observer):
         self._catch_up()
         if request.id is not None:
             self._last_token.pop(request.id, None)
+            self._arrived.pop(request.id, None)
 
     def snapshot(
         self, decoder: Decoder, *, model: str, waiting: int, running: int, kv_cache_tokens: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .assembly import check_full_drafts, check_tree
@@ -121,6 +122,10 @@ class Intake:
         speculation = self._check_speculation(params)
         if params.structured_outputs is not None:
             self._check_structured(params, speculation)
+        if params.max_tokens is None:
+            # One at least, so that a prompt that leaves no room for it is refused.
+            room = self._open_decoder().most_tokens(len(prompt))
+            params = replace(params, max_tokens=max(1, room))
         seeded = params.with_seed()
         core = [
             seeded.to_core(

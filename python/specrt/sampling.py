@@ -30,8 +30,9 @@ class SamplingParams:
 
     n: int = 1
     """Outputs for one prompt. They share the prompt's blocks and differ in their noise."""
-    max_tokens: int = 256
-    """Tokens to generate at most, >= 0; the context limit may end a text earlier."""
+    max_tokens: int | None = 256
+    """Tokens to generate at most, >= 0; the context limit may end a text earlier. None: as many as
+    context and KV cache have room for."""
     min_tokens: int = 0
     """No end token, stop token or stop text before so many tokens."""
     temperature: float = 0.0
@@ -113,7 +114,7 @@ class SamplingParams:
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise _wrong("seed", "an integer in [0, 2**64)", self.seed)
         for name in ("max_tokens", "min_tokens", "top_k"):
-            if getattr(self, name) > _INT64:
+            if (getattr(self, name) or 0) > _INT64:
                 raise _wrong(name, "at most 2**63 - 1", getattr(self, name))
         if self.logprobs is not None and self.logprobs < 0:
             raise _wrong("logprobs", "None or at least 0", self.logprobs)
@@ -221,7 +222,7 @@ class SamplingParams:
             name: float(value) for name in _TYPICAL if (value := getattr(self, name)) is not None
         }
         return CoreSamplingParams(
-            max_tokens=self.max_tokens,
+            max_tokens=_INT64 if self.max_tokens is None else self.max_tokens,
             min_tokens=self.min_tokens,
             temperature=self.temperature,
             top_k=max(self.top_k, 0),
@@ -250,7 +251,7 @@ class SamplingParams:
 
 
 _TYPICAL = ("posterior_threshold", "posterior_alpha")
-_OPTIONAL = ("seed", "logprobs", "prompt_logprobs", *_TYPICAL)
+_OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs", *_TYPICAL)
 _INTEGERS = ("max_tokens", "min_tokens", "top_k", "n", "seed", "logprobs", "prompt_logprobs")
 _NUMBERS = (
     "temperature",

@@ -58,6 +58,7 @@ class Scheduler:
         drafter: OwnDrafter | None,
         *,
         num_speculative_tokens: int,
+        max_batch_size: int,
         max_queued_requests: int | None,
         preemption: bool,
         observer: Observer | None = None,
@@ -68,6 +69,7 @@ class Scheduler:
         self.observer = observer or Observer()
         self.num_speculative_tokens = num_speculative_tokens
         self._reserve = RESERVED_TOKENS if preemption else -1
+        self._most_running = max_batch_size
         self._most_queued = max_queued_requests
         self._arrivals = 0
         self._inbox: deque[Request] = deque()
@@ -86,6 +88,8 @@ class Scheduler:
         """The thread that is inside a round."""
         self._closing = False
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._rung = False
+        """Whether the thread will look at everything once more, as it has been told already."""
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
 
@@ -109,11 +113,14 @@ class Scheduler:
         with self._gate:
             self.open_decoder()
             if self._most_queued is not None:
-                queued = len(self._inbox) + sum(not one.preempted for one in self._waiting)
-                if queued + len(requests) > self._most_queued:
+                preempted = sum(one.preempted for one in self._waiting)
+                fresh = len(self._inbox) + len(self._waiting) - preempted
+                # For whom the next round has a place does not queue.
+                places = max(0, self._most_running - len(self._running) - preempted)
+                if fresh + len(requests) - places > self._most_queued:
                     raise QueueFullError(
                         f"[max_queued_requests] expected room for {len(requests)} more beside at "
-                        f"most {self._most_queued} that wait, got {queued} waiting"
+                        f"most {self._most_queued} that wait, got {max(0, fresh - places)} waiting"
                     )
             for request in requests:
                 request.arrival = self._arrivals
@@ -144,7 +151,13 @@ class Scheduler:
                 weakref.finalize(self, self._wake.put, False)
                 _SERVING.add(self)
                 self._thread = thread
-        self._wake.put(True)
+        self._ring()
+
+    def _ring(self) -> None:
+        """Make the thread look at everything that there is now. Takes no lock."""
+        if not self._rung:
+            self._rung = True
+            self._wake.put(True)
 
     def wait(self, delivery: Delivery) -> None:
         """Until all of it is over, running rounds where nobody else does."""
@@ -157,7 +170,7 @@ class Scheduler:
         if self._thread is None:
             self.step()
         else:
-            self._wake.put(True)
+            self._ring()
             delivery.wait_for_news()
 
     def refuse_in_a_fork(self) -> None:
@@ -187,7 +200,7 @@ class Scheduler:
         left = [one for one in requests if not one.done]
         self._left.extend(left)
         if left and self._thread is not None:
-            self._wake.put(True)
+            self._ring()
 
     def close(self) -> None:
         """End everything. Results of a round that was run are delivered first."""
@@ -305,17 +318,30 @@ class Scheduler:
             del self._waiting[place]
             try:
                 self._enter(decoder, request)
-            finally:
-                # Whoever did not get in waits on, also where Ctrl-C came in between.
+            except BaseException:  # Ctrl-C, say: whoever did not get in waits on
                 if request.id not in self._running and not request.done:
-                    self._waiting.insert(place, request)
+                    self._wait_on(decoder, request, place)
+                raise
             self._note_overtaken(request)
+
+    def _wait_on(self, decoder: _core.Decoder, request: Request, place: int) -> None:
+        if request.preempted:
+            assert request.id is not None
+            try:
+                decoder.can_resume(request.id, self._reserve)
+            except InvalidArgumentError:  # it has got in, which nobody has noted yet
+                self._running[request.id] = request
+                request.preempted = False
+                return
+        self._waiting.insert(place, request)
 
     def _fits(self, decoder: _core.Decoder, request: Request) -> bool:
         if request.preempted:
             assert request.id is not None
             return decoder.can_resume(request.id, self._reserve)
-        return decoder.can_add(len(request.prompt), request.params.max_tokens, self._reserve)
+        most = request.params.max_tokens
+        assert most is not None  # Intake's have one
+        return decoder.can_add(len(request.prompt), most, self._reserve)
 
     def _enter(self, decoder: _core.Decoder, request: Request) -> None:
         try:
@@ -428,11 +454,13 @@ class Scheduler:
         if error is not None:
             request.error = error
         request.finished = time.monotonic()
-        self._tell(self.observer.finished, request)
-        if request.delivery is not None:
-            if error is None:
-                request.delivery.put(request, self._woken)
-            request.delivery.end_one(self._woken)
+        try:
+            self._tell(self.observer.finished, request)
+        finally:  # an interrupt may come here, too
+            if request.delivery is not None:
+                if error is None:
+                    request.delivery.put(request, self._woken)
+                request.delivery.end_one(self._woken)
 
     def _wake_readers(self) -> None:
         wake(self._woken)
@@ -476,6 +504,7 @@ class Scheduler:
     # The thread.
 
     def _run_until_idle(self) -> None:
+        self._rung = False  # whoever rings from here on may have come too late for what follows
         while not self._closing and (
             self._inbox or self._waiting or self._running or self._results or self._left
         ):

@@ -194,9 +194,6 @@ class _Texts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # Behind another token, since a tokenizer may strip the space that begins a text.
-        self._before = tokenizer.encode("a", add_special_tokens=False)
-        self._known: dict[int, str] = {}
 
     def output(self) -> Detokenizer:
         return self._tokenizer.detokenizer(skip_special_tokens=False)
@@ -205,10 +202,7 @@ class _Texts:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
 
     def token(self, token: int) -> str:
-        if token not in self._known:
-            text = self.whole([*self._before, token])
-            self._known[token] = text.removeprefix(self.whole(self._before))
-        return self._known[token]
+        return self._tokenizer.token_text(token)
 
 
 def brief(drafter: Any) -> str | None:

@@ -239,4 +239,4 @@ class Transcript:
     def _string(self, token: int) -> str:
         if self._tokenizer is None:
             return ""
-        return self._tokenizer.decode([token], skip_special_tokens=False)
+        return self._tokenizer.token_text(token)

@@ -29,7 +29,7 @@ void ChainDraft::draw_one(Chooser& chooser, std::span<const float> logits) {
   float log_prob = 0.0f;
   if (params.follows_target_noise()) {
     token = chooser.choose(row, params, position);
-    log_prob = chooser.logprob(logits, token);
+    log_prob = chooser.logprob(row, token);
     if (params.speculation.policy == Policy::adasd) {
       const std::span<const float> law = chooser.softened(row, params);
       tree->set_distribution(parent, law);

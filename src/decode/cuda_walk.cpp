@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "model/cuda_sampling.h"
+#include "decode/fill_lists.h"
 #include "specrt/error.h"
 
 namespace specrt {
@@ -158,15 +158,7 @@ void CudaWalk::add(const Sequence& s) {
     rows_.push_back({index, node, position + depth, -1});
     pass_rows_.push_back(static_cast<std::int32_t>(s.tree_row + node));
   }
-  const SamplingParams& p = s.params;
-  cuda::SamplingState state = sampling_state(p);
-  state.neutral = s.state.neutral();
-  state.repetition = static_cast<float>(p.repetition_penalty);
-  state.frequency = static_cast<float>(p.frequency_penalty);
-  state.presence = static_cast<float>(p.presence_penalty);
-  state.penalties = s.state.penalties();
-  state.generated = static_cast<std::int32_t>(s.state.generated());
-  state.min_tokens = static_cast<std::int32_t>(std::min<std::int64_t>(p.min_tokens, INT32_MAX));
+  cuda::SamplingState state;  // the rest is in its lists
   state.limit = static_cast<std::int32_t>(std::min<std::int64_t>(s.tokens_left(), INT32_MAX));
   state.root_row = first;
   state.nodes = nodes;
@@ -210,46 +202,13 @@ void CudaWalk::launch() {
     const auto first = static_cast<std::int64_t>(i) * shape_.nodes;
     std::copy(s.draft.tokens().begin(), s.draft.tokens().end(), tokens + first);
     std::copy(s.draft.parents().begin(), s.draft.parents().end(), parents + first);
-    cuda::SamplingState& state = states_[i];
-    const auto list = [&]<typename T>(const T* from, std::size_t count, std::int32_t& told) {
-      told = static_cast<std::int32_t>(count);
-      return reinterpret_cast<const T*>(append(from, count * sizeof(T)));
-    };
-    state.stops =
-        list(s.params.stop_token_ids.data(), s.params.stop_token_ids.size(), state.stop_count);
-    if (state.neutral) continue;
-    if (state.penalties) {
-      seen_.clear();
-      for (const auto& [id, one] : s.state.seen()) {
-        seen_.push_back({id, static_cast<std::int32_t>(one.in_output)});
-      }
-      std::sort(seen_.begin(), seen_.end(),
-                [](const cuda::SeenToken& a, const cuda::SeenToken& b) { return a.id < b.id; });
-      state.seen = list(seen_.data(), seen_.size(), state.seen_count);
-    }
-    biases_.clear();
-    for (const auto& [id, bias] : s.params.logit_bias) biases_.push_back({id, bias});
-    state.biases = list(biases_.data(), biases_.size(), state.bias_count);
-    if (!s.state.allowed().empty()) {
-      std::int32_t unused = 0;
-      state.allowed = list(s.state.allowed().data(), s.state.allowed().size(), unused);
-    }
-    if (s.params.bad_words.empty()) continue;
-    words_.clear();
-    word_tokens_.clear();
-    std::size_t longest = 0;
-    for (const auto& word : s.params.bad_words) {
-      words_.push_back(
-          {static_cast<std::int32_t>(word_tokens_.size()), static_cast<std::int32_t>(word.size())});
-      word_tokens_.insert(word_tokens_.end(), word.begin(), word.end());
-      longest = std::max(longest, word.size());
-    }
-    std::int32_t unused = 0;
-    state.words = list(words_.data(), words_.size(), state.word_count);
-    state.word_tokens = list(word_tokens_.data(), word_tokens_.size(), unused);
-    const std::span<const TokenId> tail =
-        s.state.tail().last(std::min(longest, s.state.tail().size()));
-    state.tail = list(tail.data(), tail.size(), state.tail_count);
+    fill_lists(s.params, s.state, runner_.vocab(), {}, lists_);
+    cuda::SamplingState state =
+        lists_.packed([this](const void* from, std::size_t bytes) { return append(from, bytes); });
+    state.limit = states_[i].limit;
+    state.root_row = states_[i].root_row;
+    state.nodes = states_[i].nodes;
+    states_[i] = state;
   }
   auto* states = reinterpret_cast<cuda::SamplingState*>(to);
   std::fill_n(states, shape_.sequences, cuda::SamplingState{});

@@ -7,6 +7,7 @@
 
 #include "decode/sequence.h"
 #include "model/cuda_runner.h"
+#include "model/logit_lists.h"
 
 namespace specrt {
 
@@ -81,10 +82,7 @@ class CudaWalk {
   std::vector<cuda::SamplingState> states_;
   std::vector<cuda::LogitRow> rows_;
   std::vector<std::int32_t> pass_rows_;
-  std::vector<cuda::SeenToken> seen_;
-  std::vector<cuda::TokenBias> biases_;
-  std::vector<cuda::BadWord> words_;
-  std::vector<std::int32_t> word_tokens_;
+  LogitLists lists_;
   Shape shape_;
   std::int64_t pool_used_ = 0;
   std::unique_ptr<CudaGraphs<Shape>> graphs_;

@@ -166,6 +166,18 @@ void Decoder::check(std::span<const TokenId> prompt, const SamplingParams& param
   }
 }
 
+std::int64_t Decoder::most_tokens(std::int64_t prompt_tokens) const {
+  const Impl& d = *impl_;
+  std::int64_t most = 0;
+  std::int64_t beyond = std::max<std::int64_t>(0, d.runner.max_model_len() - prompt_tokens) + 1;
+  while (beyond - most > 1) {
+    const std::int64_t tokens = most + (beyond - most) / 2;
+    const bool fits = d.runner.cache().fits(Impl::kv_positions(prompt_tokens + tokens));
+    (fits ? most : beyond) = tokens;
+  }
+  return most;
+}
+
 SequenceId Decoder::add(std::span<const TokenId> prompt, const SamplingParams& params,
                         std::shared_ptr<Drafter> drafter,
                         std::shared_ptr<TokenConstraint> constraint, std::int64_t reserve,

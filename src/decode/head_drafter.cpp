@@ -159,6 +159,7 @@ MemoryUse HeadDrafter::memory() const {
   use.weights += more.weights;
   use.kv_cache += more.kv_cache;
   use.workspace = sizes_.workspace_bytes(runner_.config(), options_, target_vocab_);
+  if (growth_.has_value()) use.workspace += growth_->list_bytes();
   return use;
 }
 
@@ -248,7 +249,7 @@ void HeadDrafter::propose(std::span<const DraftRequest> requests, std::span<Draf
       out[first].set_source(options_.name);
       open(requests[first], out[first]);
     }
-    growing_ = grows_on_device();
+    growing_ = grows_on_device() && begin_growth();
     if (growing_) {
       grow_on_device();
     } else {

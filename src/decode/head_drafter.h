@@ -11,6 +11,7 @@
 
 #include "decode/candidate_tree.h"
 #include "decode/choose.h"
+#include "decode/fill_lists.h"
 #include "decode/head_features.h"
 #include "decode/head_memory.h"
 #include "decode/head_modules.h"
@@ -133,11 +134,13 @@ class HeadDrafter final : public Drafter {
 
   // Where a GPU grows the trees; head_growth.cpp.
   bool grows_on_device() const;
+  bool begin_growth();
   void rank_roots();
   void grow_on_device();
   std::optional<CudaGrowth> growth_;
   bool growing_ = false;  // this group
   std::vector<CudaGrowth::Draft> drafts_;
+  FavouredRequests favoured_;
   std::vector<CudaGrowth::Place> places_;
   std::vector<DraftTree*> trees_;
 };

@@ -10,13 +10,26 @@ bool HeadDrafter::grows_on_device() const {
   if (!growth_.has_value() || active_count_ == 0) return false;
   for (std::size_t i = 0; i < active_count_; ++i) {
     const DraftRequest& request = *active_[i].request;
-    const bool neutral = request.logits == nullptr || request.logits->neutral();
-    if (request.max_nodes > CudaGrowth::kMostNodes ||
-        !CudaFavour::ranks(*request.sampling, neutral)) {
+    if (request.max_nodes > CudaGrowth::kMostNodes || !CudaFavour::ranks(*request.sampling)) {
       return false;
     }
   }
   return true;
+}
+
+// What the group asks for goes to the device, where there is room for it.
+bool HeadDrafter::begin_growth() {
+  drafts_.clear();
+  trees_.clear();
+  favoured_.clear();
+  for (std::size_t i = 0; i < active_count_; ++i) {
+    const Active& a = active_[i];
+    drafts_.push_back({a.levels, a.request->max_nodes});
+    trees_.push_back(a.out);
+    favoured_.add(*a.request, growth_->vocab(), growth_->draft_of_target());
+    places_[i] = {.first_row = static_cast<std::int64_t>(i)};
+  }
+  return growth_->begin(drafts_, favoured_.sequences());
 }
 
 // Of the sequences whose last position was in the pass just run; level_ has them.
@@ -28,16 +41,6 @@ void HeadDrafter::rank_roots() {
 }
 
 void HeadDrafter::grow_on_device() {
-  drafts_.clear();
-  trees_.clear();
-  for (std::size_t i = 0; i < active_count_; ++i) {
-    const Active& a = active_[i];
-    drafts_.push_back(
-        {a.levels, a.request->max_nodes, a.request->sampling, std::ssize(a.request->tokens)});
-    trees_.push_back(a.out);
-    places_[i] = {.first_row = static_cast<std::int64_t>(i)};
-  }
-  growth_->begin(drafts_);
   root_level();
   std::int64_t level = 0;
   for (;; ++level) {

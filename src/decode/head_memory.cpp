@@ -48,7 +48,7 @@ std::int64_t HeadSizes::workspace_bytes(const ModelConfig& head, const DraftHead
   std::int64_t bytes = Runner::workspace_bytes(head, runner) * options.modules + floats * 4;
   if (grows_on_device) {
     bytes += CudaGrowth::device_bytes(sequences, options.top_k, options.depth, head.vocab_size,
-                                      !options.target_of_draft.empty());
+                                      options.target_of_draft.empty() ? 0 : target_vocab_size);
   }
   if (cuda_device_of(options.device)) return bytes;  // what the host has is not counted
   return bytes + (options.target_of_draft.empty() ? 0 : target_vocab_size * 4) +

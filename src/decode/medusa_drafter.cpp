@@ -6,6 +6,7 @@
 
 #include "cpu/dispatch.h"
 #include "decode/choose.h"
+#include "decode/fill_lists.h"
 #include "decode/logits_state.h"
 #include "decode/rank.h"
 #include "model/cuda_runner.h"
@@ -90,7 +91,11 @@ class MedusaDrafter final : public Drafter {
     runner_.settle_states();
   }
 
-  MemoryUse memory() const override { return use_; }
+  MemoryUse memory() const override {
+    MemoryUse use = use_;
+    use.workspace += runner_.list_bytes();
+    return use;
+  }
 
   /// All heads run at once; a level's share of them.
   double step_cost(std::int64_t target_bytes) const override {
@@ -143,23 +148,16 @@ class MedusaDrafter final : public Drafter {
 
   void draft(std::span<const Active> rows) {
     std::int64_t deepest = 0;
-    bool likely = runner_.finds_likely();
     inputs_.clear();
     for (std::size_t row = 0; row < rows.size(); ++row) {
       const DraftRequest& request = *rows[row].request;
       inputs_.push_back(hidden_of(*rows[row].state));
       deepest = std::max(deepest, request.max_depth);
-      // Everybody else's alternatives depend on more than the heads and noise.
-      likely = likely && (request.logits == nullptr || request.logits->neutral());
       for (std::int32_t d = 1; d <= tree_.depth(); ++d) ranked(row, d).clear();
     }
     deepest = std::min<std::int64_t>(deepest, tree_.depth());
     runner_.start(inputs_);
-    if (likely) {
-      take_likely(rows, deepest);
-    } else {
-      rank_all(rows, deepest);
-    }
+    if (!runner_.finds_likely() || !take_likely(rows, deepest)) rank_all(rows, deepest);
     for (std::size_t row = 0; row < rows.size(); ++row) {
       const DraftRequest& request = *rows[row].request;
       tree_.fill(*rows[row].tree, request.max_nodes, request.max_depth, places_,
@@ -171,17 +169,15 @@ class MedusaDrafter final : public Drafter {
     }
   }
 
-  // Alternatives found where the logits are.
-  void take_likely(std::span<const Active> rows, std::int64_t deepest) {
-    static const SamplingParams kMostLikely;
+  // Alternatives found where the logits are; false where there is no room for what requests say.
+  bool take_likely(std::span<const Active> rows, std::int64_t deepest) {
     const std::vector<TokenId>& map = heads_.config().token_map;
-    sequences_.clear();
+    favoured_.clear();
     for (const Active& a : rows) {
       const bool noise = a.request->sampling->verification == Verification::coupled;
-      sequences_.push_back(
-          {noise ? a.request->sampling : &kMostLikely, std::ssize(a.request->tokens)});
+      favoured_.add(*a.request, heads_.config().outputs, runner_.draft_of_target(), noise);
     }
-    runner_.find_likely(sequences_, deepest);
+    if (!runner_.find_likely(favoured_.sequences(), deepest)) return false;
     for (std::size_t row = 0; row < rows.size(); ++row) {
       for (std::int32_t d = 1; d <= std::min(deepest, rows[row].request->max_depth); ++d) {
         for (const cuda::LikelyToken& one : runner_.likely(d - 1, static_cast<std::int64_t>(row))) {
@@ -191,6 +187,7 @@ class MedusaDrafter final : public Drafter {
         }
       }
     }
+    return true;
   }
 
   void rank_all(std::span<const Active> rows, std::int64_t deepest) {
@@ -251,7 +248,7 @@ class MedusaDrafter final : public Drafter {
   std::vector<float> by_target_;
   std::vector<Active> active_;
   std::vector<const float*> inputs_;
-  std::vector<CudaFavour::Sequence> sequences_;
+  FavouredRequests favoured_;
   std::vector<Ranker::Ranked> ranked_;  // [rows at once, depth]
   std::vector<std::int32_t> places_;
 };

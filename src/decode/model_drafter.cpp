@@ -8,6 +8,7 @@
 #include "cpu/dispatch.h"
 #include "decode/chain_draft.h"
 #include "decode/choose.h"
+#include "decode/fill_lists.h"
 #include "decode/runner_options.h"
 #include "model/cuda_growth.h"
 #include "model/runner.h"
@@ -32,7 +33,7 @@ bool grows_chains(const ModelConfig& config, const DraftModelOptions& options,
 
 std::int64_t growth_bytes(const ModelConfig& config, const DraftModelOptions& options) {
   return CudaGrowth::device_bytes(options.max_batch_size, 1, CudaGrowth::kMostNodes,
-                                  config.vocab_size, false);
+                                  config.vocab_size, 0);
 }
 
 /// Runs the draft model over its own KV cache. What was drafted stays in that cache as if it had
@@ -90,6 +91,7 @@ class ModelDrafter final : public Drafter {
   MemoryUse memory() const override {
     MemoryUse use = runner_.memory();
     use.workspace += growth_bytes_;
+    if (growth_.has_value()) use.workspace += growth_->list_bytes();
     if (runner_.cuda() == nullptr) {  // what the host has beside a GPU is not counted
       use.workspace += Chooser::bytes_for(std::max(target_vocab_, draft_vocab_));
     }
@@ -112,7 +114,7 @@ class ModelDrafter final : public Drafter {
       open(requests[i], out[i]);
     }
     catch_up();
-    if (grows_on_device()) {
+    if (grows_on_device() && begin_growth()) {
       draft_on_device();
     } else {
       for (std::int64_t step = 0; !active_.empty(); ++step) draft_step(step);
@@ -280,23 +282,27 @@ class ModelDrafter final : public Drafter {
     return growth_.has_value() && !active_.empty() &&
            std::all_of(active_.begin(), active_.end(), [](const Active& a) {
              const DraftRequest& request = *a.draft.request;
-             const bool neutral = request.logits == nullptr || request.logits->neutral();
              return a.draft.steps <= CudaGrowth::kMostNodes &&
-                    CudaFavour::ranks(*request.sampling, neutral);
+                    CudaFavour::ranks(*request.sampling) &&
+                    (request.logits == nullptr || request.logits->constraint() == nullptr);
            });
+  }
+
+  // What they ask for goes to the device, where there is room for it.
+  bool begin_growth() {
+    drafts_.clear();
+    trees_.clear();
+    favoured_.clear();
+    for (const Active& a : active_) {
+      drafts_.push_back({a.draft.steps, a.draft.steps});
+      trees_.push_back(a.draft.tree);
+      favoured_.add(*a.draft.request, growth_->vocab(), {});
+    }
+    return growth_->begin(drafts_, favoured_.sequences());
   }
 
   // All steps, which the device puts one behind the other: their tokens come in one copy.
   void draft_on_device() {
-    drafts_.clear();
-    trees_.clear();
-    for (const Active& a : active_) {
-      const DraftRequest& request = *a.draft.request;
-      drafts_.push_back(
-          {a.draft.steps, a.draft.steps, request.sampling, std::ssize(request.tokens)});
-      trees_.push_back(a.draft.tree);
-    }
-    growth_->begin(drafts_);
     std::int64_t step = 0;
     for (;; ++step) {
       runner_.begin();
@@ -356,6 +362,7 @@ class ModelDrafter final : public Drafter {
   std::optional<CudaGrowth> growth_;
   std::int64_t growth_bytes_ = 0;
   std::vector<CudaGrowth::Draft> drafts_;
+  FavouredRequests favoured_;
   std::vector<DraftTree*> trees_;
 };
 

@@ -50,7 +50,14 @@ class Search {
                      [](const Node& a, const Node& b) { return a.gain > b.gain; });
     targets_ = targets_ || costs.limit_seconds > 0.0;
     needed_.resize(candidates.size());
-    for (const DraftCandidate& one : candidates) paces_.push_back(pace(one));
+    if (!targets_) return;
+    for (const DraftCandidate& one : candidates) {
+      paces_.push_back(pace(one));
+      std::vector<double>& tokens = tokens_.emplace_back();
+      tokens.reserve(one.gains.size() + 1);
+      tokens.push_back(one.tokens);
+      for (const double gain : one.gains) tokens.push_back(tokens.back() + gain);
+    }
   }
 
   Allocation best() {
@@ -58,9 +65,7 @@ class Search {
     const double plain = best.rate;
     for (std::int64_t depth = 1; depth <= deepest_; ++depth) {
       if (targets_) {
-        for (std::int64_t n = 1; n < std::ssize(costs_.pass); ++n) {
-          consider(look(depth, n), plain, best);
-        }
+        sweep_targets(depth, plain, best);
       } else {
         sweep(depth, plain, best);
       }
@@ -96,6 +101,24 @@ class Search {
     }
   }
 
+  // What targets need differs from total to total; most totals are seen to be worse without a look
+  // at their nodes: as many of the highest gains would not make them the best.
+  void sweep_targets(std::int64_t depth, double plain, Found& best) {
+    double most_tokens = base_;
+    auto node = nodes_.begin();
+    for (std::int64_t n = 1; n < std::ssize(costs_.pass); ++n) {
+      while (node != nodes_.end() && node->depth > depth) ++node;
+      if (node != nodes_.end()) most_tokens += (node++)->gain;
+      const double seconds = seconds_of(depth, n);
+      std::int64_t left = n;
+      const std::int64_t missed = meet_targets(depth, seconds, left);
+      if (missed > best.missed) continue;
+      constexpr double kRounding = 1.0 + 1e-9;
+      if (missed == best.missed && rate_of(most_tokens, seconds) * kRounding <= best.rate) continue;
+      consider(look(depth, n), plain, best);
+    }
+  }
+
   double seconds_of(std::int64_t depth, std::int64_t n) const {
     return costs_.pass[static_cast<std::size_t>(n)] + costs_.draft[static_cast<std::size_t>(depth)];
   }
@@ -104,6 +127,22 @@ class Search {
   // draft would look cheap.
   double rate_of(double tokens, double seconds) const {
     return tokens / (seconds - costs_.aside_seconds);
+  }
+
+  // needed_ of a round of so many seconds, in their order as long as nodes are left, and how many
+  // targets are missed.
+  std::int64_t meet_targets(std::int64_t depth, double seconds, std::int64_t& left) {
+    std::int64_t missed = costs_.limit_seconds > 0.0 && seconds > costs_.limit_seconds ? 1 : 0;
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      needed_[i] = needed(i, depth, seconds);
+      if (needed_[i] > left) needed_[i] = kOutOfReach;
+      if (needed_[i] == kOutOfReach) {
+        ++missed;
+        needed_[i] = 0;
+      }
+      left -= needed_[i];
+    }
+    return missed;
   }
 
   // The best of n nodes no deeper than `depth`: first what targets need, then what gains most.
@@ -115,16 +154,7 @@ class Search {
     found.seconds = seconds_of(depth, n);
     std::int64_t left = n;
     if (targets_) {
-      found.missed += costs_.limit_seconds > 0.0 && found.seconds > costs_.limit_seconds ? 1 : 0;
-      for (std::size_t i = 0; i < candidates_.size(); ++i) {
-        needed_[i] = needed(i, depth, found.seconds);
-        if (needed_[i] > left) needed_[i] = kOutOfReach;
-        if (needed_[i] == kOutOfReach) {
-          ++found.missed;
-          needed_[i] = 0;
-        }
-        left -= needed_[i];
-      }
+      found.missed = meet_targets(depth, found.seconds, left);
     } else {
       std::fill(needed_.begin(), needed_.end(), 0);
     }
@@ -174,14 +204,11 @@ class Search {
   std::int64_t needed(std::size_t i, std::int64_t depth, double seconds) const {
     const DraftCandidate& one = candidates_[i];
     if (paces_[i] <= 0.0) return 0;
-    double tokens = one.tokens;
     const double wanted = (seconds - costs_.aside_seconds) / paces_[i];
-    const std::int64_t most = most_nodes(one, depth);
-    for (std::int64_t nodes = 0;; ++nodes) {
-      if (tokens >= wanted) return nodes;
-      if (nodes == most) return kOutOfReach;
-      tokens += one.gains[static_cast<std::size_t>(nodes)];
-    }
+    const std::vector<double>& tokens = tokens_[i];
+    const auto end = tokens.begin() + most_nodes(one, depth) + 1;
+    const auto enough = std::lower_bound(tokens.begin(), end, wanted);
+    return enough == end ? kOutOfReach : enough - tokens.begin();
   }
 
   std::span<const DraftCandidate> candidates_;
@@ -191,7 +218,9 @@ class Search {
   std::int64_t deepest_ = 0;
   std::vector<Node> nodes_;
   std::vector<std::int64_t> needed_;
-  std::vector<double> paces_;  // by candidate
+  // By candidate, where there are targets:
+  std::vector<double> paces_;
+  std::vector<std::vector<double>> tokens_;  // with its first so many nodes
 };
 
 }  // namespace

@@ -120,8 +120,13 @@ void Decoder::resume(SequenceId id, std::int64_t reserve) {
     entered = true;
     d.enter(s, d.positions_at_first(s, reserve));
   } catch (...) {
-    // Its drafter's mistake ends it.
-    if (entered && s.drafter != nullptr) s.drafter->release(id);
+    // Its drafter's mistake ends it, and what the drafter keeps of it.
+    if (s.drafter != nullptr && (entered || s.drafter_kept)) {
+      try {
+        s.drafter->release(id);
+      } catch (...) {  // the first mistake is the one to tell of
+      }
+    }
     d.by_id.erase(id);
     d.live.pop_back();
     throw;

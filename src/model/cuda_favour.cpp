@@ -1,8 +1,9 @@
 #include "model/cuda_favour.h"
 
 #include <algorithm>
+#include <cstring>
 
-#include "model/cuda_sampling.h"
+#include "specrt/error.h"
 
 namespace specrt {
 namespace {
@@ -12,9 +13,9 @@ std::int64_t aligned(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 }  // namespace
 
 struct CudaFavour::Sizes {
-  std::int64_t states, rows, tops, shares, sums, found, cuts, favoured, map;
+  std::int64_t states, rows, tops, shares, sums, found, cuts, favoured, map, inverse;
 
-  Sizes(const Shape& shape, bool mapped) {
+  Sizes(const Shape& shape, std::int64_t target_vocab) {
     const auto of = [&](std::int64_t count, std::size_t size) {
       return aligned(count * static_cast<std::int64_t>(size));
     };
@@ -27,26 +28,26 @@ struct CudaFavour::Sizes {
     found = of(shape.slice * shape.vocab, sizeof(std::int32_t));
     cuts = of(shape.slice, sizeof(cuda::Cut));
     favoured = of(chunks * shape.count, sizeof(cuda::FavouredToken));
-    map = of(mapped ? shape.vocab : 0, sizeof(std::int32_t));
+    map = of(target_vocab > 0 ? shape.vocab : 0, sizeof(std::int32_t));
+    inverse = of(target_vocab, sizeof(std::int32_t));
   }
   std::int64_t bytes() const {
-    return states + rows + tops + shares + sums + found + cuts + favoured + map;
+    return states + rows + tops + shares + sums + found + cuts + favoured + map + inverse;
   }
 };
 
-bool CudaFavour::ranks(const SamplingParams& params, bool neutral_logits) {
-  return neutral_logits && params.follows_target_noise() &&
-         params.speculation.policy != Policy::adasd;
+bool CudaFavour::ranks(const SamplingParams& params) {
+  return params.follows_target_noise() && params.speculation.policy != Policy::adasd;
 }
 
-std::int64_t CudaFavour::device_bytes(const Shape& shape, bool mapped) {
-  return Sizes(shape, mapped).bytes();
+std::int64_t CudaFavour::device_bytes(const Shape& shape, std::int64_t target_vocab) {
+  return Sizes(shape, target_vocab).bytes();
 }
 
 CudaFavour::CudaFavour(const Shape& shape, std::span<const TokenId> target_of_draft,
-                       cuda::Stream stream)
+                       std::int64_t target_vocab, cuda::Stream stream)
     : shape_(shape), stream_(stream) {
-  const Sizes sizes(shape, !target_of_draft.empty());
+  const Sizes sizes(shape, target_of_draft.empty() ? 0 : target_vocab);
   buffer_ = cuda::DeviceBuffer(static_cast<std::size_t>(sizes.bytes()));
   std::byte* at = buffer_.data();
   const auto take = [&]<typename T>(T*& out, std::int64_t bytes) {
@@ -64,25 +65,62 @@ CudaFavour::CudaFavour(const Shape& shape, std::span<const TokenId> target_of_dr
   staging_ = cuda::HostBuffer(static_cast<std::size_t>(sizes.states + sizes.rows));
   rows_at_ = sizes.states;
   if (target_of_draft.empty()) return;
+  draft_of_target_.assign(static_cast<std::size_t>(target_vocab), -1);
+  for (std::size_t i = 0; i < target_of_draft.size(); ++i) {
+    draft_of_target_[static_cast<std::size_t>(target_of_draft[i])] = static_cast<std::int32_t>(i);
+  }
+  std::int32_t* map = nullptr;
+  std::int32_t* inverse = nullptr;
+  take(map, sizes.map);
+  take(inverse, sizes.inverse);
   static_assert(sizeof(TokenId) == sizeof(std::int32_t));
-  target_of_draft_ = reinterpret_cast<const std::int32_t*>(at);
-  cuda::copy_to_device(at, target_of_draft.data(), target_of_draft.size_bytes(), stream);
+  cuda::copy_to_device(map, target_of_draft.data(), target_of_draft.size_bytes(), stream);
+  cuda::copy_to_device(inverse, draft_of_target_.data(),
+                       draft_of_target_.size() * sizeof(std::int32_t), stream);
   cuda::synchronize(stream);
+  target_of_draft_ = map;
+  device_draft_of_target_ = inverse;
 }
 
-void CudaFavour::begin(std::span<const Sequence> sequences) {
+bool CudaFavour::begin(std::span<const Sequence> sequences) {
   sequences_ = sequences;
-  greedy_ = sampled_ = filtered_ = false;
-  auto* states = reinterpret_cast<cuda::SamplingState*>(staging_.data());
-  for (std::size_t i = 0; i < sequences.size(); ++i) {
-    states[i] = sampling_state(*sequences[i].params);
-    const bool greedy = sequences[i].params->greedy();
-    greedy_ = greedy_ || greedy;
-    sampled_ = sampled_ || !greedy;
-    filtered_ = filtered_ || (!greedy && cuda::filters(states[i], shape_.vocab));
+  kinds_ = {.greedy = false};
+  std::int64_t bytes = 0;
+  for (const Sequence& one : sequences) {
+    const cuda::SamplingState& state = one.lists->state;
+    const bool greedy = !(state.temperature > 0.0f);
+    kinds_.greedy = kinds_.greedy || greedy;
+    kinds_.sampled = kinds_.sampled || !greedy;
+    kinds_.filtered = kinds_.filtered || (!greedy && cuda::filters(state, shape_.vocab));
+    kinds_.changed = kinds_.changed || !state.neutral;
+    if (!state.neutral) bytes += one.lists->bytes();
   }
-  if (!sampled_) return;
+  if (!kinds_.wanted()) return true;
+  if (bytes > list_bytes()) {
+    const auto room = static_cast<std::size_t>(std::max(bytes, 2 * list_bytes()));
+    try {
+      cuda::HostBuffer staging(room);
+      pool_ = cuda::DeviceBuffer(room);
+      pool_staging_ = std::move(staging);
+    } catch (const CapacityError&) {
+      return false;
+    }
+  }
+  auto* states = reinterpret_cast<cuda::SamplingState*>(staging_.data());
+  std::size_t used = 0;
+  const auto append = [&](const void* from, std::size_t size) {
+    std::memcpy(pool_staging_.data() + used, from, size);
+    const std::byte* const at = pool_.data() + used;
+    used += LogitLists::aligned(size);
+    return at;
+  };
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    const LogitLists& lists = *sequences[i].lists;
+    states[i] = lists.state.neutral ? lists.state : lists.packed(append);
+  }
+  if (used > 0) cuda::copy_to_device(pool_.data(), pool_staging_.data(), used, stream_);
   cuda::copy_to_device(states_, states, sequences.size() * sizeof(cuda::SamplingState), stream_);
+  return true;
 }
 
 cuda::LogitRow* CudaFavour::host_row(std::int64_t list, std::int64_t row) {
@@ -107,14 +145,26 @@ void CudaFavour::send(std::int64_t list, std::int64_t lists) {
                        stream_);
 }
 
-void CudaFavour::run(const Logits& logits, std::int64_t list, std::int64_t first, std::int64_t rows,
-                     std::int64_t count, bool raw, cuda::LikelyToken* out, float* scores) {
+void CudaFavour::process(const Rows& rows, const cuda::DraftTrees& trees) {
+  cuda::ProcessArgs args;
+  args.logits = args.processed = rows.logits;
+  args.stride = rows.stride;
+  args.vocab = rows.vocab;
+  args.rows = this->rows(rows.list) + rows.first;
+  args.states = states_;
+  args.trees = trees;
+  args.draft_of_target = device_draft_of_target_;
+  cuda::process_logits(args, rows.count, stream_);
+}
+
+void CudaFavour::favour(const Rows& rows, std::int64_t count, bool raw, cuda::LikelyToken* out,
+                        float* scores) {
   cuda::FavourArgs args;
-  args.choose.logits = logits.at;
-  args.choose.stride = logits.stride;
-  args.choose.vocab = logits.vocab;
-  args.choose.chunks = cuda::chunks_of(logits.vocab);
-  args.choose.rows = rows_ + list * shape_.rows + first;
+  args.choose.logits = args.choose.processed = rows.logits;
+  args.choose.stride = rows.stride;
+  args.choose.vocab = rows.vocab;
+  args.choose.chunks = cuda::chunks_of(rows.vocab);
+  args.choose.rows = this->rows(rows.list) + rows.first;
   args.choose.states = states_;
   args.choose.tops = tops_;
   args.choose.shares = shares_;
@@ -127,7 +177,7 @@ void CudaFavour::run(const Logits& logits, std::int64_t list, std::int64_t first
   args.sums = sums_;
   args.out = out;
   args.scores = scores;
-  cuda::favour(args, rows, filtered_, stream_);
+  cuda::favour(args, rows.count, kinds_.filtered, stream_);
 }
 
 }  // namespace specrt

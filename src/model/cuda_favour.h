@@ -2,17 +2,21 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
+#include "model/logit_lists.h"
 #include "ops.h"
 #include "specrt/sampling.h"
 #include "specrt/types.h"
 
 namespace specrt {
 
-/// Which sequences rows of a drafter's logits belong to, and their tokens by the target's own noise
-/// where those sample (kernels/favour.h). Rows are told of in lists, one a pass or a head.
+/// Which sequences rows of a drafter's logits belong to: what their penalties and masks do to them
+/// (kernels/process_logits.h), and their tokens by the target's own noise where they sample
+/// (kernels/favour.h). Rows are told of in lists, one a pass or a head.
 ///
-/// For each batch: begin(); set_rows() of a list, send() of it, and then run() of its rows.
+/// For each batch: begin(); where it is wanted(), set_rows() of a list and send() of it; then
+/// process() and favour() of its rows.
 class CudaFavour {
  public:
   /// How much there is at most.
@@ -24,23 +28,32 @@ class CudaFavour {
     std::int64_t vocab = 0;  ///< the drafter's
     std::int64_t count = 0;  ///< tokens of a row
   };
-  /// Whether a request's rows are ranked here, or by log-probability alone: unless penalties, masks
-  /// or a grammar change its logits, or it samples by itself.
-  static bool ranks(const SamplingParams& params, bool neutral_logits);
+  /// Whether a request's rows are ranked here: unless it samples by itself, or has a law to tell.
+  static bool ranks(const SamplingParams& params);
 
-  static std::int64_t device_bytes(const Shape& shape, bool mapped);
+  /// What it takes beside lists. `target_vocab`: 0 where ids are the same.
+  static std::int64_t device_bytes(const Shape& shape, std::int64_t target_vocab);
   /// `target_of_draft` may be empty: the drafter's ids are the target's. Waits.
-  CudaFavour(const Shape& shape, std::span<const TokenId> target_of_draft, cuda::Stream stream);
+  CudaFavour(const Shape& shape, std::span<const TokenId> target_of_draft,
+             std::int64_t target_vocab, cuda::Stream stream);
 
   /// A sequence, and the position of its first drafted token.
   struct Sequence {
-    const SamplingParams* params = nullptr;
+    const LogitLists* lists = nullptr;
     std::int64_t position = 0;
   };
-  void begin(std::span<const Sequence> sequences);
-  bool greedy() const { return greedy_; }    ///< whether some are
-  bool sampled() const { return sampled_; }  ///< whether some are not; else nothing need be run
-  bool filtered() const { return filtered_; }
+  /// Takes device memory where there are longer lists than there have been; false where there is
+  /// none left.
+  bool begin(std::span<const Sequence> sequences);
+  struct Kinds {
+    bool greedy = true;     ///< some are
+    bool sampled = false;   ///< some are not
+    bool filtered = false;  ///< some of those have filters
+    bool changed = false;   ///< some have penalties or masks
+    bool operator==(const Kinds&) const = default;
+    bool wanted() const { return sampled || changed; }
+  };
+  const Kinds& kinds() const { return kinds_; }
 
   /// Rows [first, first + count) of a list are of that sequence, for its drafted token number
   /// `depth`, from 0.
@@ -50,17 +63,28 @@ class CudaFavour {
   void set_padding(std::int64_t list, std::int64_t first, std::int64_t count);
   void send(std::int64_t list, std::int64_t lists = 1);
 
-  struct Logits {
-    const float* at = nullptr;  ///< [rows, stride]
+  /// Logits of rows [first, first + count) of a list, at most a slice.
+  struct Rows {
+    float* logits = nullptr;  ///< [count, stride]
     std::int64_t stride = 0;
     std::int64_t vocab = 0;  ///< that may be drafted
+    std::int64_t list = 0;
+    std::int64_t first = 0;
+    std::int64_t count = 0;
   };
-  /// Logits of rows [first, first + rows) of a list, at most a slice. `out` and `scores` are
-  /// FavourArgs'; greedy sequences' rows of `out` have been ranked before.
-  void run(const Logits& logits, std::int64_t list, std::int64_t first, std::int64_t rows,
-           std::int64_t count, bool raw, cuda::LikelyToken* out, float* scores);
+  /// Penalties and masks, in place; `trees` have the nodes that rows are told to be.
+  void process(const Rows& rows, const cuda::DraftTrees& trees);
+  /// `out` and `scores` are FavourArgs'; greedy sequences' rows of `out` have been ranked before.
+  void favour(const Rows& rows, std::int64_t count, bool raw, cuda::LikelyToken* out,
+              float* scores);
 
+  /// A list's, to tell which nodes they are.
+  cuda::LogitRow* rows(std::int64_t list) const { return rows_ + list * shape_.rows; }
   const std::int32_t* target_of_draft() const { return target_of_draft_; }
+  /// The other way round, by target id: -1 where the drafter has none. Of the host; empty where ids
+  /// are the same.
+  std::span<const std::int32_t> draft_of_target() const { return draft_of_target_; }
+  std::int64_t list_bytes() const { return static_cast<std::int64_t>(pool_.size()); }
 
  private:
   struct Sizes;
@@ -68,10 +92,9 @@ class CudaFavour {
 
   const Shape shape_;
   const cuda::Stream stream_;
-  bool greedy_ = false;
-  bool sampled_ = false;
-  bool filtered_ = false;
+  Kinds kinds_;
   std::span<const Sequence> sequences_;
+  std::vector<std::int32_t> draft_of_target_;
 
   cuda::DeviceBuffer buffer_;
   cuda::SamplingState* states_ = nullptr;  // [sequences]
@@ -83,6 +106,9 @@ class CudaFavour {
   cuda::Cut* cuts_ = nullptr;                // [slice]
   cuda::FavouredToken* favoured_ = nullptr;  // [slice, chunks, count]
   const std::int32_t* target_of_draft_ = nullptr;
+  const std::int32_t* device_draft_of_target_ = nullptr;
+  cuda::DeviceBuffer pool_;  // of lists
+  cuda::HostBuffer pool_staging_;
   cuda::HostBuffer staging_;  // as states_, then rows_
   std::int64_t rows_at_ = 0;
 };

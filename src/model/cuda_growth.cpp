@@ -59,9 +59,9 @@ bool CudaGrowth::fits(std::int64_t top_k, std::int64_t depth) {
 }
 
 std::int64_t CudaGrowth::device_bytes(std::int64_t drafts, std::int64_t top_k, std::int64_t depth,
-                                      std::int64_t draft_vocab, bool mapped) {
+                                      std::int64_t draft_vocab, std::int64_t target_vocab) {
   return Sizes(drafts, top_k, depth).bytes() +
-         CudaFavour::device_bytes(rows_of(drafts, top_k, depth, draft_vocab), mapped);
+         CudaFavour::device_bytes(rows_of(drafts, top_k, depth, draft_vocab), target_vocab);
 }
 
 CudaGrowth::CudaGrowth(CudaRunner& runner, Rows rows, std::int64_t drafts, std::int64_t top_k,
@@ -75,9 +75,9 @@ CudaGrowth::CudaGrowth(CudaRunner& runner, Rows rows, std::int64_t drafts, std::
       target_vocab_(target_vocab),
       vocab_(target_of_draft.empty() ? std::min(runner.vocab(), target_vocab) : runner.vocab()),
       width_(runner.config().hidden_size),
-      favour_(rows_of(drafts, top_k, depth, runner.vocab()), target_of_draft, runner.stream()) {
+      favour_(rows_of(drafts, top_k, depth, runner.vocab()), target_of_draft, target_vocab,
+              runner.stream()) {
   drafts_.reserve(static_cast<std::size_t>(drafts));
-  sequences_.reserve(static_cast<std::size_t>(drafts));
   const Sizes sizes(drafts, top_k, depth);
   buffer_ = cuda::DeviceBuffer(static_cast<std::size_t>(sizes.bytes()));
   std::byte* at = buffer_.data();
@@ -97,22 +97,22 @@ CudaGrowth::CudaGrowth(CudaRunner& runner, Rows rows, std::int64_t drafts, std::
   host_out_ = cuda::HostBuffer(static_cast<std::size_t>(sizes.out));
 }
 
-void CudaGrowth::begin(std::span<const Draft> drafts) {
+bool CudaGrowth::begin(std::span<const Draft> drafts,
+                       std::span<const CudaFavour::Sequence> sequences) {
   drafts_.assign(drafts.begin(), drafts.end());
   auto* sizes = reinterpret_cast<cuda::GrownDraft*>(host_steps_.data() + sizes_at_);
   for (std::size_t i = 0; i < drafts.size(); ++i) {
     sizes[i] = {static_cast<std::int32_t>(begin_of(i, drafts[i].levels)),
                 static_cast<std::int32_t>(drafts[i].nodes)};
   }
-  sequences_.clear();
-  for (const Draft& draft : drafts) sequences_.push_back({draft.sampling, draft.position});
   runner_.enter();
-  favour_.begin(sequences_);
-  if (!favour_.sampled()) return;
+  if (!favour_.begin(sequences)) return false;
+  if (!favour_.kinds().wanted()) return true;
   for (std::size_t i = 0; i < drafts.size(); ++i) {
     favour_.set_rows(0, static_cast<std::int64_t>(i), 1, i, 0);
   }
   favour_.send(0);
+  return true;
 }
 
 std::int64_t CudaGrowth::rows(std::size_t draft, std::int64_t level) const {
@@ -129,17 +129,21 @@ std::int64_t CudaGrowth::begin_of(std::size_t draft, std::int64_t level) const {
 }
 
 void CudaGrowth::rank(std::span<const std::int64_t> rows, std::int64_t first, std::int64_t level) {
-  const bool raw = kind_ == Rows::positions;
+  const CudaFavour::Kinds& kinds = favour_.kinds();
   while (!rows.empty()) {
     const auto some =
         rows.first(std::min(rows.size(), static_cast<std::size_t>(CudaRunner::kLogitRows)));
     const std::int64_t count = std::ssize(some);
     cuda::LikelyToken* const likely = likely_ + first * top_k_;
+    const CudaFavour::Rows which = {
+        runner_.device_logits(), runner_.logits_stride(), vocab_, level, first, count};
     runner_.make_logits(some);
-    if (favour_.greedy()) runner_.find_likely(count, top_k_, likely);
-    if (favour_.sampled()) {
-      favour_.run({runner_.device_logits(), runner_.logits_stride(), vocab_}, level, first, count,
-                  top_k_, raw, likely, scores_ + first * top_k_);
+    if (kinds.changed) {
+      favour_.process(which, cuda::trees_of(candidates_, most_candidates(top_k_, depth_)));
+    }
+    if (kinds.greedy) runner_.find_likely(count, top_k_, likely);
+    if (kinds.sampled) {
+      favour_.favour(which, top_k_, kind_ == Rows::positions, likely, scores_ + first * top_k_);
     }
     first += count;
     rows = rows.subspan(some.size());
@@ -158,7 +162,7 @@ void CudaGrowth::set_step(std::size_t draft, std::int64_t level, const Place& pl
   step.scratch = small(place.scratch);
   step.path = small(place.path);
   step.path_length = kind_ == Rows::nodes ? small(level + 1) : 0;
-  if (favour_.sampled() && step.next_rows > 0) {
+  if (favour_.kinds().wanted() && step.next_rows > 0) {
     favour_.set_rows(level + 1, place.next_row, step.next_rows, draft, level + 1);
   }
 }
@@ -169,12 +173,15 @@ LevelGrowth CudaGrowth::level(std::int64_t level, const float* states) {
   cuda::copy_to_device(steps_ + first,
                        reinterpret_cast<cuda::GrowStep*>(host_steps_.data()) + first,
                        drafts_.size() * sizeof(cuda::GrowStep), runner_.stream());
-  if (favour_.sampled() && level + 1 < depth_) favour_.send(level + 1);
+  const CudaFavour::Kinds& kinds = favour_.kinds();
+  const bool more = kinds.wanted() && level + 1 < depth_;
+  if (more) favour_.send(level + 1);
   LevelGrowth out;
   out.drafts = std::ssize(drafts_);
   out.args.steps = steps_ + first;
   out.args.likely = likely_;
-  out.args.scores = favour_.sampled() ? scores_ : nullptr;
+  out.args.scores = kinds.sampled ? scores_ : nullptr;
+  out.args.logit_rows = more && kinds.changed ? favour_.rows(level + 1) : nullptr;
   out.args.count = static_cast<std::int32_t>(top_k_);
   out.args.target_of_draft = favour_.target_of_draft();
   out.args.target_vocab = target_vocab_;

@@ -22,12 +22,12 @@ class CudaGrowth {
   /// Whether trees of that size are grown here.
   static bool fits(std::int64_t top_k, std::int64_t depth);
   static constexpr std::int64_t kMostNodes = cuda::FinishDraft::kMostNodes;
-  /// `mapped`: whether the drafter's ids are not the target's.
+  /// Beside lists (CudaFavour). `target_vocab`: 0 where the drafter's ids are the target's.
   static std::int64_t device_bytes(std::int64_t drafts, std::int64_t top_k, std::int64_t depth,
-                                   std::int64_t draft_vocab, bool mapped);
+                                   std::int64_t draft_vocab, std::int64_t target_vocab);
 
   /// Rows are a head's nodes in scratch slots, or the positions of a model's chains. Of a chain's
-  /// tokens the log-probabilities are those of the logits as they are (ChainDraft).
+  /// tokens the log-probabilities are those at temperature 1, without filters (ChainDraft).
   enum class Rows : bool { nodes, positions };
   /// `target_of_draft` may be empty: the drafter's ids are the target's.
   CudaGrowth(CudaRunner& runner, Rows rows, std::int64_t drafts, std::int64_t top_k,
@@ -37,10 +37,12 @@ class CudaGrowth {
   struct Draft {
     std::int64_t levels = 1;
     std::int64_t nodes = 1;
-    const SamplingParams* sampling = nullptr;
-    std::int64_t position = 0;  ///< of its first token
   };
-  void begin(std::span<const Draft> drafts);
+  /// `sequences` are the drafts'. False where there is no room for what they say (CudaFavour).
+  bool begin(std::span<const Draft> drafts, std::span<const CudaFavour::Sequence> sequences);
+  std::int64_t list_bytes() const { return favour_.list_bytes(); }
+  std::span<const std::int32_t> draft_of_target() const { return favour_.draft_of_target(); }
+  std::int64_t vocab() const { return vocab_; }  ///< of the drafter's tokens, those drafted
   /// Rows of a draft in the pass behind `level` passes: 1 root; 0 where it has ended.
   std::int64_t rows(std::size_t draft, std::int64_t level) const;
 
@@ -72,11 +74,10 @@ class CudaGrowth {
   const std::int64_t top_k_;
   const std::int64_t depth_;
   const std::int64_t target_vocab_;
-  std::int64_t vocab_ = 0;  // of the drafter's tokens, those that may be drafted
+  std::int64_t vocab_ = 0;
   std::int64_t width_ = 0;  // of a state
   std::vector<Draft> drafts_;
-  std::vector<CudaFavour::Sequence> sequences_;  // as drafts_
-  CudaFavour favour_;                            // a list is a level
+  CudaFavour favour_;  // a list is a level
 
   cuda::DeviceBuffer buffer_;
   cuda::LikelyToken* likely_ = nullptr;         // [drafts * top_k, top_k]

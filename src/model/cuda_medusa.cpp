@@ -77,7 +77,8 @@ std::int64_t CudaMedusa::weight_bytes(const MedusaConfig& config, Precision prec
 
 std::int64_t CudaMedusa::workspace_bytes(const MedusaConfig& config, std::int64_t max_rows) {
   return Sizes(config, max_rows).bytes() + StateCopies::device_bytes() +
-         CudaFavour::device_bytes(favour_shape(config, max_rows), !config.token_map.empty());
+         CudaFavour::device_bytes(favour_shape(config, max_rows),
+                                  config.token_map.empty() ? 0 : config.vocab_size);
 }
 
 CudaMedusa::CudaMedusa(const MedusaHeads& heads, std::int64_t max_rows,
@@ -93,7 +94,8 @@ CudaMedusa::CudaMedusa(const MedusaHeads& heads, std::int64_t max_rows,
           0),
       copies_(device),
       counts_(counts.begin(), counts.end()),
-      favour_(favour_shape(config_, max_rows), config_.token_map, stream_.get()) {
+      favour_(favour_shape(config_, max_rows), config_.token_map, config_.vocab_size,
+              stream_.get()) {
   const Sizes sizes(config_, max_rows);
   stride_ = sizes.stride;
   buffer_ = cuda::DeviceBuffer(static_cast<std::size_t>(sizes.bytes()));
@@ -208,12 +210,13 @@ void CudaMedusa::rank(std::int64_t rows, std::int64_t head) {
   cuda::likely(args, rows, stream());
 }
 
-void CudaMedusa::find_likely(std::span<const CudaFavour::Sequence> rows, std::int64_t heads) {
+bool CudaMedusa::find_likely(std::span<const CudaFavour::Sequence> rows, std::int64_t heads) {
   cuda::use_device(device_);
   const std::int64_t count = std::ssize(rows);
   ranked_rows_ = rows_of(count);
-  favour_.begin(rows);
-  if (favour_.sampled()) {
+  if (!favour_.begin(rows)) return false;
+  const CudaFavour::Kinds& kinds = favour_.kinds();
+  if (kinds.wanted()) {
     for (std::int64_t head = 0; head < heads; ++head) {
       for (std::size_t row = 0; row < rows.size(); ++row) {
         favour_.set_rows(head, static_cast<std::int64_t>(row), 1, row, head);
@@ -222,21 +225,23 @@ void CudaMedusa::find_likely(std::span<const CudaFavour::Sequence> rows, std::in
     }
     favour_.send(0, heads);
   }
-  const Key key{ranked_rows_, heads, favour_.greedy(), favour_.sampled(), favour_.filtered()};
-  graphs_.run(key, stream(), [&](cuda::Stream) {
+  graphs_.run(Key{ranked_rows_, heads, kinds}, stream(), [&](cuda::Stream) {
     for (std::int64_t head = 0; head < heads; ++head) {
+      const CudaFavour::Rows which = {logits_, stride_, config_.outputs, head, 0, ranked_rows_};
       run(heads_[static_cast<std::size_t>(head)], ranked_rows_);
-      if (favour_.greedy()) rank(ranked_rows_, head);
-      if (!favour_.sampled()) continue;
-      favour_.run({logits_, stride_, config_.outputs}, head, 0, ranked_rows_,
-                  counts_[static_cast<std::size_t>(head)], false,
-                  likeliest_ + place_of(head, ranked_rows_), nullptr);
+      // As they stand at the root: what a path adds to them differs from node to node.
+      if (kinds.changed) favour_.process(which, {});
+      if (kinds.greedy) rank(ranked_rows_, head);
+      if (!kinds.sampled) continue;
+      favour_.favour(which, counts_[static_cast<std::size_t>(head)], false,
+                     likeliest_ + place_of(head, ranked_rows_), nullptr);
     }
   });
   const auto bytes =
       static_cast<std::size_t>(place_of(heads, ranked_rows_)) * sizeof(cuda::LikelyToken);
   cuda::copy_to_host(host_.data(), likeliest_, bytes, stream());
   cuda::synchronize(stream());
+  return true;
 }
 
 std::span<const cuda::LikelyToken> CudaMedusa::likely(std::int64_t head, std::int64_t row) const {

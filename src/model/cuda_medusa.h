@@ -30,6 +30,7 @@ class CudaMedusa {
   std::int64_t device_bytes() const {
     return static_cast<std::int64_t>(buffer_.size()) + StateCopies::device_bytes();
   }
+  const CudaFavour& favour() const { return favour_; }
 
   StateCopies& copies() { return copies_; }
   cuda::Stream stream() const { return stream_.get(); }
@@ -37,7 +38,7 @@ class CudaMedusa {
   /// As MedusaRunner has them; logits() and find_likely() wait.
   void start(std::span<const float* const> states);
   std::span<const float> logits(std::int64_t head, std::int64_t rows);
-  void find_likely(std::span<const CudaFavour::Sequence> rows, std::int64_t heads);
+  bool find_likely(std::span<const CudaFavour::Sequence> rows, std::int64_t heads);
   std::span<const cuda::LikelyToken> likely(std::int64_t head, std::int64_t row) const;
 
  private:
@@ -53,9 +54,7 @@ class CudaMedusa {
   struct Key {
     std::int64_t rows = 0;
     std::int64_t heads = 0;
-    bool greedy = true;  // as CudaFavour has them
-    bool sampled = false;
-    bool filtered = false;
+    CudaFavour::Kinds kinds;
     bool operator==(const Key&) const = default;
   };
   void run(const Head& head, std::int64_t rows);

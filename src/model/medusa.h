@@ -63,10 +63,15 @@ class MedusaRunner {
   /// Whether the alternatives are found where the logits are, which need not come to the host then.
   bool finds_likely() const { return cuda_ != nullptr; }
   /// The first heads' outputs that each row's sequence favours, the most likely ones where it is
-  /// greedy, with their log-probabilities.
-  void find_likely(std::span<const CudaFavour::Sequence> rows, std::int64_t heads) {
-    cuda_->find_likely(rows, heads);
+  /// greedy, with their log-probabilities. False where there is no room for what sequences say.
+  bool find_likely(std::span<const CudaFavour::Sequence> rows, std::int64_t heads) {
+    return cuda_->find_likely(rows, heads);
   }
+  std::span<const std::int32_t> draft_of_target() const {
+    return cuda_->favour().draft_of_target();
+  }
+  /// Of the device, for what sequences say.
+  std::int64_t list_bytes() const { return cuda_ == nullptr ? 0 : cuda_->favour().list_bytes(); }
   std::span<const cuda::LikelyToken> likely(std::int64_t head, std::int64_t row) const {
     return cuda_->likely(head, row);
   }

@@ -67,6 +67,7 @@ void find_tops(const ChooseArgs&, std::int64_t, Stream) { refuse(); }
 void likely(const LikelyArgs&, std::int64_t, Stream) { refuse(); }
 void choose(const ProcessArgs&, const ChooseArgs&, std::int64_t, Stream) { refuse(); }
 void verify(const VerifyArgs&, std::int64_t, Stream) { refuse(); }
+void process_logits(const ProcessArgs&, std::int64_t, Stream) { refuse(); }
 void favour(const FavourArgs&, std::int64_t, bool, Stream) { refuse(); }
 void grow_level(const GrowArgs&, std::int64_t, Stream) { refuse(); }
 void finish_draft(const FinishDraftArgs&, std::int64_t, Stream) { refuse(); }

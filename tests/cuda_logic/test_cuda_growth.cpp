@@ -1,6 +1,7 @@
 // Draft trees that a head grows on the emulated device: those that it grows on the host, of the
 // same passes, and the bytes of plain decoding.
 
+#include <algorithm>
 #include <memory>
 
 #include "../native/check.h"
@@ -64,6 +65,8 @@ class Drafts {
   /// All in one call, or each by itself.
   std::vector<DraftTree> of(const std::vector<Asked>& asked, bool together) {
     std::vector<specrt::DraftRequest> requests;
+    std::vector<specrt::LogitsState> states;
+    states.reserve(asked.size());
     for (const Asked& one : asked) {
       const auto id = static_cast<specrt::SequenceId>(requests.size());
       const auto tokens = std::span(text_).first(static_cast<std::size_t>(one.length));
@@ -76,7 +79,11 @@ class Drafts {
       const specrt::ObservedFeatures observed{
           id, 0, {parts, rows, runner_.config().hidden_size, runner_.device_features()}, tokens};
       drafter_->observe_features({&observed, 1});
+      states.emplace_back(one.sampling, tokens.first(tokens.size() - 2),
+                          runner_.config().vocab_size, nullptr);
+      for (const TokenId token : tokens.last(2)) states.back().push(token);
       requests.push_back({id, tokens, one.nodes, one.depth, &one.sampling});
+      requests.back().logits = &states.back();
     }
     std::vector<DraftTree> out(requests.size());
     const emulated::Counts before = emulated::counts();
@@ -162,11 +169,28 @@ TEST(cuda_trees_are_those_of_the_host) {
   }
 }
 
-// Of requests that sample too, beside greedy ones: the host's own arithmetic is another one, so
-// that log-probabilities differ in their last bits.
-TEST(cuda_trees_follow_the_targets_noise) {
+// Of requests that sample, or have penalties and masks, beside greedy ones: the host's own
+// arithmetic is another one, so that log-probabilities differ in their last bits.
+TEST(cuda_trees_follow_noise_penalties_and_masks) {
   const tiny::Spec spec = tiny::small_spec(Precision::bf16, 51);
   const Model target = tiny::random_model(spec);
+  std::vector<specrt::SamplingParams> with(8);
+  with[0] = sampled(0.8, 1);
+  with[1] = sampled(1.0, 2);
+  with[2] = sampled(1.3, 5);
+  with[2].top_k = 9;
+  with[2].top_p = 0.8;
+  with[3].repetition_penalty = 1.8;
+  with[3].presence_penalty = 0.7;
+  with[4] = sampled(0.9, 6);
+  with[4].frequency_penalty = 1.5;
+  with[4].min_p = 0.02;
+  with[5].logit_bias = {{7, 4.0f}, {12, 3.0f}, {7, 1.0f}};
+  with[5].bad_words = {{12, 7}, {30}, {7, 7}, {1, 12}, {2, 7}};
+  with[6] = sampled(2.0, 7);
+  for (TokenId id = 1; id < spec.vocab; id += 4) with[6].allowed_token_ids.push_back(id);
+  with[7].min_tokens = 4;  // two of which are there
+  for (TokenId id = 0; id < spec.vocab; id += 2) with[7].stop_token_ids.push_back(id);
   for (const bool mapped : {false, true}) {
     emulated::reset();
     const HeadKind kind = mapped ? HeadKind::beside : HeadKind::fused;
@@ -179,22 +203,26 @@ TEST(cuda_trees_follow_the_targets_noise) {
     own.max_rows = 16;
     for (TokenId id = 0; mapped && id < 40; ++id) own.target_of_draft.push_back(id + id / 2);
     Drafts drafts(target, head, own, tiny::random_tokens(6, 30, spec.vocab));
-    specrt::SamplingParams filtered = sampled(1.3, 5);
-    filtered.top_k = 9;
-    filtered.top_p = 0.8;
-    for (const bool with_filters : {false, true}) {
-      std::vector<Drafts::Asked> asked = {{9, 20, 4, sampled(0.8, 1)},
+    std::vector<std::vector<DraftTree>> all;
+    for (std::size_t first = 0; first < with.size(); first += 2) {
+      std::vector<Drafts::Asked> asked = {{9, 20, 4, with[first]},
                                           {23, 5, 3},
-                                          {2, 2, 4, sampled(1.0, 2)},
-                                          {30, 256, 2, sampled(2.0, 3)}};
-      if (with_filters) asked[2].sampling = filtered;
+                                          {3, 12, 4, with[first + 1]},
+                                          {30, 256, 2, with[first]}};
       const std::vector<DraftTree> together = drafts.of(asked, true);
       CHECK_EQ(drafts.copies(), 1);
       check_same(drafts.of(asked, false), together);
       asked.push_back({12, 257, 4});  // more than a device reranks
       const std::vector<DraftTree> host = drafts.of(asked, true);
       CHECK(drafts.copies() >= 4);
-      check_same(together, host, 2e-5);
+      check_same(together, host, 5e-5);
+      all.push_back(together);
+    }
+    // Each of them has had its say.
+    const std::vector<DraftTree> plain = drafts.of({{9, 20, 4}, {3, 12, 4}}, true);
+    for (const auto& one : all) {
+      CHECK(!std::ranges::equal(one[0].log_probs(), plain[0].log_probs()));
+      CHECK(!std::ranges::equal(one[2].log_probs(), plain[1].log_probs()));
     }
   }
 }
@@ -209,6 +237,7 @@ TEST(cuda_trees_give_the_bytes_of_plain_decoding) {
     requests[i].prompt = tiny::random_tokens(800 + i, 3 + 4 * i, spec.vocab);
     requests[i].params.max_tokens = 10;
     if (i == 1) requests[i].params.temperature = 0.9;
+    if (i > 0) requests[i].params.repetition_penalty = 1.0 + 0.2 * static_cast<double>(i);
     if (i == 2) requests[i].params.temperature = 0.5;
     if (i == 2) requests[i].params.top_p = 0.9;
   }
@@ -240,7 +269,7 @@ TEST(cuda_trees_give_the_bytes_of_plain_decoding) {
 }
 
 // A draft model's chains: those that the host makes of its logits, which it does as soon as one
-// request of the batch has penalties; over several rounds, of which one token or two are kept.
+// request of the batch samples by itself; over several rounds, of which one token or two are kept.
 TEST(cuda_chains_are_those_of_the_host) {
   emulated::reset();
   const tiny::Spec spec = tiny::small_spec(Precision::bf16, 53);
@@ -256,7 +285,10 @@ TEST(cuda_chains_are_those_of_the_host) {
   params[1] = sampled(1.0, 3);
   params[3] = sampled(0.7, 4);
   params[3].min_p = 0.05;
-  params[4].presence_penalty = 1.0;
+  params[2].repetition_penalty = 1.4;
+  params[3].frequency_penalty = 0.5;
+  params[4] = sampled(1.0, 5);
+  params[4].verification = specrt::Verification::rejection;
   std::vector<std::vector<DraftTree>> drafts[2];
   for (const bool on_host : {false, true}) {
     const auto drafter = specrt::make_model_drafter(model, spec.vocab, options);
@@ -267,12 +299,14 @@ TEST(cuda_chains_are_those_of_the_host) {
     }
     for (int round = 0; round < 4; ++round) {
       std::vector<specrt::DraftRequest> requests;
-      specrt::LogitsState penalised(params[4], {}, spec.vocab, nullptr);
+      std::vector<specrt::LogitsState> states;
+      states.reserve(texts.size());
       for (std::size_t i = 0; i < texts.size(); ++i) {
         const auto steps = static_cast<std::int64_t>(1 + (i + static_cast<std::size_t>(round)) % 4);
         requests.push_back(
             {static_cast<specrt::SequenceId>(i), texts[i], steps, steps, &params[i]});
-        if (i == 4) requests.back().logits = &penalised;
+        states.emplace_back(params[i], texts[i], spec.vocab, nullptr);
+        requests.back().logits = &states.back();
       }
       std::vector<DraftTree> out(requests.size());
       const emulated::Counts before = emulated::counts();

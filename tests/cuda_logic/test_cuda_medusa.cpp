@@ -8,6 +8,7 @@
 #include "../native/tiny_decode.h"
 #include "../native/tiny_model.h"
 #include "cpu/dispatch.h"
+#include "decode/logits_state.h"
 #include "emulated/emulated.h"
 #include "model/runner.h"
 #include "specrt/error.h"
@@ -110,7 +111,9 @@ std::vector<Tokens> drafts_of(const char* device, const MedusaHeads& heads, cons
     const specrt::ObservedFeatures observed{
         5, row, {parts, {&row, 1}, target.config().hidden_size, runner.device_features()}, tokens};
     drafter->observe_features({&observed, 1});
-    const specrt::DraftRequest request{5, tokens, 8, 3, &params};
+    specrt::LogitsState state(params, tokens, target.config().vocab_size, nullptr);
+    specrt::DraftRequest request{5, tokens, 8, 3, &params};
+    request.logits = &state;
     DraftTree tree;
     drafter->propose({&request, 1}, {&tree, 1});
     out.emplace_back(tree.tokens().begin(), tree.tokens().end());
@@ -140,10 +143,11 @@ TEST(cuda_medusa_drafts_as_on_the_cpu) {
     const MedusaHeads heads = random_heads(config, precision);
     const Tokens text = tiny::random_tokens(5, 24, spec.vocab);
     specrt::SamplingParams params;
-    for (const double temperature : {0.0, 0.8}) {  // what is likely, and what noise favours
-      params.temperature = temperature;
+    for (const int which : {0, 1, 2}) {  // what is likely, what noise favours, and with penalties
+      params.temperature = which == 1 ? 0.8 : 0.0;
       params.seed = 11;
       params.top_k = 30;
+      params.repetition_penalty = which == 2 ? 1.5 : 1.0;
       const std::vector<Tokens> want = drafts_of("cpu", heads, target, text, 8, params);
       const std::vector<Tokens> got = drafts_of("cuda", heads, target, text, 8, params);
       CHECK_EQ(got.size(), want.size());

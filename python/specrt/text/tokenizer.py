@@ -31,6 +31,7 @@ class Tokenizer:
                 f"[tokenizer] expected a Hugging Face tokenizer, got {type(tokenizer).__name__}"
             )
         self.hf: Any = tokenizer
+        self._texts: dict[int, str] = {}
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str]) -> Tokenizer:
@@ -89,6 +90,22 @@ class Tokenizer:
             clean_up_tokenization_spaces=False,
         )
         return str(text)
+
+    def token_text(self, token_id: int) -> str:
+        """What a token adds to a text that has begun: with the space that it begins with, which
+        some tokenizers strip at the beginning of a text. A part of a character is U+FFFD."""
+        text = self._texts.get(token_id)
+        if text is None:
+            # Behind another token.
+            before = self._before
+            whole = self.decode([*before, token_id], skip_special_tokens=False)
+            text = whole.removeprefix(self.decode(before, skip_special_tokens=False))
+            self._texts[token_id] = text
+        return text
+
+    @cached_property
+    def _before(self) -> list[int]:
+        return self.encode("a", add_special_tokens=False)
 
     def _stands(self, token_id: int) -> bool:
         if token_id < 0:

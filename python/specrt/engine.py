@@ -111,8 +111,8 @@ class Engine:
             more of finished requests, and is not taken without prefix caching.
         max_batch_size: requests that run at once; more wait, the smallest `priority` first.
         max_num_batched_tokens: tokens in one forward pass, prefill and drafts together.
-        max_queued_requests: requests that may wait for a place, beside those that have one; more raise
-                QueueFullError. None: any number.
+        max_queued_requests: requests that may wait beside those that find a place; more raise
+            QueueFullError. None: any number.
         block_size: tokens in a block of the paged KV cache.
         kv_cache_dtype: how target and draft model keep keys and values: "auto" (a float32 or
             float16 model's own, else bfloat16), "float32", "bfloat16", "float16" (with device
@@ -265,6 +265,7 @@ class Engine:
             decoder,
             drafting,
             num_speculative_tokens=draft_tokens,
+            max_batch_size=max_batch_size,
             max_queued_requests=max_queued_requests,
             observer=self._metrics if self._trace is None else Both(self._metrics, self._trace),
             preemption=preemption,

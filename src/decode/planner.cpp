@@ -110,11 +110,12 @@ class Search {
       while (node != nodes_.end() && node->depth > depth) ++node;
       if (node != nodes_.end()) most_tokens += (node++)->gain;
       const double seconds = seconds_of(depth, n);
+      constexpr double kRounding = 1.0 + 1e-9;
+      const bool slower = rate_of(most_tokens, seconds) * kRounding <= best.rate;
+      if (slower && best.missed == 0) continue;
       std::int64_t left = n;
       const std::int64_t missed = meet_targets(depth, seconds, left);
-      if (missed > best.missed) continue;
-      constexpr double kRounding = 1.0 + 1e-9;
-      if (missed == best.missed && rate_of(most_tokens, seconds) * kRounding <= best.rate) continue;
+      if (missed > best.missed || (slower && missed == best.missed)) continue;
       consider(look(depth, n), plain, best);
     }
   }

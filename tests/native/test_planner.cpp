@@ -199,6 +199,111 @@ TEST(planner_agrees_with_enumeration) {
   }
 }
 
+// What planner.h says, looking at every depth and every total: what each needs of them, then what
+// gains most; nothing is left out for not being worth a look.
+static Allocation by_every_total(const std::vector<DraftCandidate>& all, const RoundCosts& costs) {
+  const auto depth_of = [&](std::size_t i, std::int64_t place) {
+    return static_cast<std::int64_t>(static_cast<double>(place) / all[i].width) + 1;
+  };
+  Allocation best;
+  double best_rate = 0.0;
+  double plain = 0.0;
+  for (std::int64_t depth = 0; depth < std::ssize(costs.draft); ++depth) {
+    for (std::int64_t n = 0; n < (depth == 0 ? 1 : std::ssize(costs.pass)); ++n) {
+      Allocation one;
+      one.seconds = costs.pass[n] + costs.draft[depth];
+      one.missed = costs.limit_seconds > 0.0 && one.seconds > costs.limit_seconds ? 1 : 0;
+      std::int64_t left = n;
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        double tokens = all[i].tokens;
+        std::int64_t nodes = 0;
+        bool met = all[i].pace_seconds == 0.0;
+        for (; !met; ++nodes) {
+          met = tokens >= (one.seconds - costs.aside_seconds) / all[i].pace_seconds;
+          if (met || nodes == std::ssize(all[i].gains) || depth_of(i, nodes) > depth) break;
+          tokens += all[i].gains[nodes];
+        }
+        if (!met || nodes > left) {
+          ++one.missed;
+          nodes = 0;
+        }
+        one.nodes.push_back(nodes);
+        left -= nodes;
+      }
+      for (; left > 0; --left) {
+        std::size_t most = all.size();
+        for (std::size_t i = 0; i < all.size(); ++i) {
+          const std::int64_t next = one.nodes[i];
+          if (next == std::ssize(all[i].gains) || depth_of(i, next) > depth) continue;
+          if (most == all.size() || all[i].gains[next] > all[most].gains[one.nodes[most]]) most = i;
+        }
+        if (most == all.size()) break;
+        ++one.nodes[most];
+      }
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        one.tokens += all[i].tokens;
+        one.seconds += all[i].node_seconds * static_cast<double>(one.nodes[i]);
+        for (std::int64_t k = 0; k < one.nodes[i]; ++k) one.tokens += all[i].gains[k];
+      }
+      const double rate = one.tokens / (one.seconds - costs.aside_seconds);
+      if (depth == 0) plain = rate;
+      const bool first = best_rate == 0.0;
+      if (!first && one.missed == best.missed && rate < specrt::kLeastGain * plain) continue;
+      if (!first && one.missed > best.missed) continue;
+      if (!first && one.missed == best.missed && rate <= best_rate) continue;
+      best_rate = rate;
+      best = one;
+    }
+  }
+  return best;
+}
+
+TEST(planner_with_targets_agrees_with_looking_at_every_total) {
+  std::mt19937 random(4);
+  const auto uniform = [&](double low, double high) {
+    return std::uniform_real_distribution<double>(low, high)(random);
+  };
+  int missed = 0;
+  int met = 0;
+  for (int round = 0; round < 400; ++round) {
+    const std::size_t count = 1 + random() % 5;
+    std::vector<std::vector<double>> gains(count);
+    std::vector<DraftCandidate> all;
+    std::int64_t most = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      double reached = 1.0;
+      for (std::uint32_t d = 0; d <= random() % 6; ++d) {
+        gains[i].push_back(reached *= uniform(0.2, 1.0));
+      }
+      most += std::ssize(gains[i]);
+      DraftCandidate one{gains[i]};
+      one.width = 1.0 + static_cast<double>(random() % 2);
+      one.node_seconds = random() % 2 == 0 ? 0.0 : uniform(0.0, 0.02);
+      one.tokens = random() % 4 == 0 ? 1.5 : 1.0;
+      if (random() % 3 > 0) one.pace_seconds = uniform(0.3, 1.6);
+      all.push_back(one);
+    }
+    std::vector<double> pass{1.0};
+    for (std::int64_t n = 0; n < most; ++n) {
+      pass.push_back(pass.back() + (random() % 3 == 0 ? uniform(0.0, 0.4) : 0.0));
+    }
+    std::vector<double> draft{0.0};
+    for (int d = 0; d < 4; ++d) draft.push_back(draft.back() + uniform(0.0, 0.1));
+    RoundCosts costs{pass, draft};
+    if (random() % 3 == 0) costs.limit_seconds = uniform(0.9, 1.5);
+    if (random() % 2 == 0) costs.aside_seconds = uniform(0.0, 0.7);
+    const Allocation expected = by_every_total(all, costs);
+    const Allocation got = allocate_drafts(all, costs, 0.0);
+    CHECK_EQ(got.missed, expected.missed);
+    CHECK_NEAR(got.tokens / (got.seconds - costs.aside_seconds),
+               expected.tokens / (expected.seconds - costs.aside_seconds), 1e-9);
+    missed += got.missed > 0 ? 1 : 0;
+    met += got.missed == 0 ? 1 : 0;
+  }
+  CHECK(missed > 50);
+  CHECK(met > 50);
+}
+
 // Without the targets the drafts would go to the good one and the round would take 4.
 TEST(planner_meets_targets) {
   const std::vector<double> good = chain_gains(0.9, 8);

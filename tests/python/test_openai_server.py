@@ -181,13 +181,17 @@ def test_streamed_and_whole_agree(random: Served, n: int) -> None:
     assert [one.message.content for one in chat.choices] == [one.text for one in expected.outputs]
     streamed: dict[int, str] = {}
     entries: dict[int, list[Any]] = {}
+    roles: dict[int, list[Any]] = {}
     for chunk in random.client.chat.completions.create(
         stream=True, stream_options={"include_usage": True}, **talk
     ):
         for choice in chunk.choices:
+            roles.setdefault(choice.index, []).append(choice.delta.role)
             streamed[choice.index] = streamed.get(choice.index, "") + choice.delta.content
             entries.setdefault(choice.index, []).extend(choice.logprobs.content)
     assert chunk.usage == chat.usage
+    for told in roles.values():  # once, with the first of it
+        assert told == ["assistant"] + [None] * (len(told) - 1)
     for choice in chat.choices:
         assert streamed[choice.index] == choice.message.content
         assert choice.logprobs is not None
@@ -315,7 +319,7 @@ def test_what_means_nothing_is_no_error(random: Served) -> None:
     create = random.client.completions.create
     asked: dict[str, Any] = {"model": random.engine.name, "prompt": "x", "max_tokens": 2}
     assert create(**asked, echo=False, best_of=1).choices[0].finish_reason == "length"
-    for wrong in ({"echo": True}, {"best_of": 2}):
+    for wrong in ({"echo": True}, {"best_of": 2}, {"extra_body": {"prompt_logprobs": 1}}):
         with pytest.raises(openai.BadRequestError, match="known parameters"):
             create(**asked, **wrong)
     status, answer = post(random, "completions", b'{"model": "none", "prompt": "x"}')

@@ -278,3 +278,23 @@ def finish(stream: Any) -> specrt.RequestOutput:
             next(stream)
         except StopIteration as end:
             return end.value
+
+
+@pytest.mark.parametrize("kv_cache_bytes", [None, 130_000])
+def test_as_many_tokens_as_there_is_room_for(l2: Path, kv_cache_bytes: int | None) -> None:
+    """max_tokens=None: to the end of the context, or of a KV cache that is smaller."""
+    sizes: dict[str, Any] = {"max_model_len": 300, "block_size": 4, "threads": 1}
+    sizes |= {"max_num_batched_tokens": 24, "max_batch_size": 2}
+    with Engine(l2, "ngram", kv_cache_bytes=kv_cache_bytes, **sizes) as engine:
+        room = min(300, engine.metrics().kv_cache_tokens + 1)
+        assert (room < 300) == (kv_cache_bytes is not None)
+        output = engine.generate([5, 6, 7], SamplingParams(max_tokens=None, ignore_eos=True))
+        assert len(output.token_ids) == room - 3
+        assert output.outputs[0].finish_reason == "length"
+        if room < 300:
+            with pytest.raises(specrt.CapacityError, match="kv_cache_bytes"):
+                engine.generate([5, 6, 7], greedy(room - 2))
+        # A prompt that leaves no room for a token is refused, not answered with none.
+        with pytest.raises(SpecrtError, match=r"kv_cache_bytes|max_model_len"):
+            engine.generate([5] * room, SamplingParams(max_tokens=None))
+        assert len(engine.generate([5, 6], greedy(4)).token_ids) == 4

@@ -299,7 +299,7 @@ def test_one_logprob_a_token(l2: Path, gamma: int) -> None:
 # Every field.
 
 GOOD_AND_BAD: dict[str, tuple[list[Any], list[Any]]] = {
-    "max_tokens": ([0, 1, 30, 2**40], [-1, 1.5, "3", None, True, 2**63]),
+    "max_tokens": ([0, 1, 30, 2**40, None], [-1, 1.5, "3", True, 2**63]),
     "temperature": (
         [0, 0.0, 0.5, 2, 100.0],
         [-0.1, float("nan"), float("inf"), "1", None, True, 10**400],

@@ -479,8 +479,10 @@ def test_a_full_queue_says_so(counter: Path) -> None:
     drafter = Paced()
     options = {**SMALL, "max_batch_size": 1}
     with Engine(counter, drafter, max_model_len=3000, max_queued_requests=2, **options) as engine:
+        # One finds a place, two wait.
+        assert len(engine.generate([[1], [2], [3]], greedy(2))) == 3
         with pytest.raises(QueueFullError, match="max_queued_requests"):
-            engine.generate([[1], [2], [3]], greedy(2))
+            engine.generate([[1], [2], [3], [4]], greedy(2))
         drafter.go.clear()
         handles = [engine.submit([1], greedy(50))]
         assert drafter.asked.wait(60)
@@ -493,6 +495,16 @@ def test_a_full_queue_says_so(counter: Path) -> None:
         drafter.go.set()
         assert len(handles[2].result(60).token_ids) == 50
         assert len(engine.submit([4], greedy(50)).result(60).token_ids) == 50
+
+
+def test_a_thread_is_told_once_of_whatever_is_new(counter: Path) -> None:
+    """Whoever never idles would otherwise be left with a note for each submission."""
+    with Engine(counter, **SMALL) as engine:
+        long = engine.submit([1], greedy(200))
+        for one in range(40):
+            engine.submit([one + 2], greedy(2)).result(60)
+        assert engine._scheduler._wake.qsize() <= 1
+        assert len(long.result(60).token_ids) == 200
 
 
 def test_smaller_priorities_come_first_and_nobody_starves(counter: Path) -> None:

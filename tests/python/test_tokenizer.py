@@ -130,6 +130,16 @@ def test_leading_spaces_at_round_edges() -> None:
         assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids) == "日 日 a a"
 
 
+@pytest.mark.parametrize("kind", ["sentencepiece", "metaspace", "sentencepiece, two spaces"])
+def test_texts_of_single_tokens_keep_their_spaces(kind: str) -> None:
+    tokenizer = KINDS[kind]
+    names = {token: id_ for id_, token in enumerate(tokenizer.token_strings)}
+    ids = [names[one] for one in ("b", "▁", "日", "▁a", "é", "▁a")]
+    texts = [tokenizer.token_text(one) for one in ids]
+    assert texts == ["b", " ", "日", " a", "é", " a"]
+    assert "".join(texts) == tokenizer.decode(ids)
+
+
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
 @pytest.mark.alone
 def test_bytes_that_never_complete_take_linear_time(kind: str) -> None:

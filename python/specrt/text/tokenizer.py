@@ -105,7 +105,12 @@ class Tokenizer:
 
     @cached_property
     def _before(self) -> list[int]:
-        return self.encode("a", add_special_tokens=False)
+        """Tokens of a text that ends in a letter; none where there are no such tokens."""
+        letter = self.encode("a", add_special_tokens=False)
+        for ids in (letter, *([one] for one in sorted(self._token_of))):
+            if self.decode(ids, skip_special_tokens=False)[-1:].isalpha():
+                return ids
+        return []
 
     def _stands(self, token_id: int) -> bool:
         if token_id < 0:

@@ -21,7 +21,7 @@ struct FavourArgs {
   ChooseArgs choose;
   const std::int32_t* target_of_draft = nullptr;  ///< by whose ids noise is drawn; null: the same
   std::int32_t count = 1;                         ///< that are asked for, at most kMostFavoured
-  bool raw = false;  ///< log-probabilities are of the logits as they are, not of what is drawn from
+  bool raw = false;                ///< log-probabilities are at temperature 1 and without filters
   Cut* cuts = nullptr;             ///< [rows], of those with filters
   FavouredToken* found = nullptr;  ///< [rows, chunks, count]
   float* sums = nullptr;           ///< [rows, chunks]

@@ -37,7 +37,7 @@ struct CudaFavour::Sizes {
 };
 
 bool CudaFavour::ranks(const SamplingParams& params) {
-  return params.follows_target_noise() && params.speculation.policy != Policy::adasd;
+  return !params.draft_changes_text() && params.speculation.policy != Policy::adasd;
 }
 
 std::int64_t CudaFavour::device_bytes(const Shape& shape, std::int64_t target_vocab) {
@@ -96,16 +96,7 @@ bool CudaFavour::begin(std::span<const Sequence> sequences) {
     if (!state.neutral) bytes += one.lists->bytes();
   }
   if (!kinds_.wanted()) return true;
-  if (bytes > list_bytes()) {
-    const auto room = static_cast<std::size_t>(std::max(bytes, 2 * list_bytes()));
-    try {
-      cuda::HostBuffer staging(room);
-      pool_ = cuda::DeviceBuffer(room);
-      pool_staging_ = std::move(staging);
-    } catch (const CapacityError&) {
-      return false;
-    }
-  }
+  if (bytes > list_bytes() && !grow_pool(bytes)) return false;
   auto* states = reinterpret_cast<cuda::SamplingState*>(staging_.data());
   std::size_t used = 0;
   const auto append = [&](const void* from, std::size_t size) {
@@ -121,6 +112,21 @@ bool CudaFavour::begin(std::span<const Sequence> sequences) {
   if (used > 0) cuda::copy_to_device(pool_.data(), pool_staging_.data(), used, stream_);
   cuda::copy_to_device(states_, states, sequences.size() * sizeof(cuda::SamplingState), stream_);
   return true;
+}
+
+bool CudaFavour::grow_pool(std::int64_t bytes) {
+  if (bytes >= refused_bytes_) return false;
+  for (const std::int64_t room : {std::max(bytes, 2 * list_bytes()), bytes}) {
+    try {
+      cuda::DeviceBuffer pool(static_cast<std::size_t>(room));
+      pool_staging_ = cuda::HostBuffer(static_cast<std::size_t>(room));
+      pool_ = std::move(pool);
+      return true;
+    } catch (const CapacityError&) {  // less may do
+    }
+  }
+  refused_bytes_ = bytes;
+  return false;
 }
 
 cuda::LogitRow* CudaFavour::host_row(std::int64_t list, std::int64_t row) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -28,7 +29,8 @@ class CudaFavour {
     std::int64_t vocab = 0;  ///< the drafter's
     std::int64_t count = 0;  ///< tokens of a row
   };
-  /// Whether a request's rows are ranked here: unless it samples by itself, or has a law to tell.
+  /// Whether a request's rows are ranked here: unless it samples by itself, has a law to tell, or
+  /// its draft a say in its text, where the host's arithmetic and this one could give two.
   static bool ranks(const SamplingParams& params);
 
   /// What it takes beside lists. `target_vocab`: 0 where ids are the same.
@@ -88,6 +90,7 @@ class CudaFavour {
 
  private:
   struct Sizes;
+  bool grow_pool(std::int64_t bytes);
   cuda::LogitRow* host_row(std::int64_t list, std::int64_t row);
 
   const Shape shape_;
@@ -109,7 +112,9 @@ class CudaFavour {
   const std::int32_t* device_draft_of_target_ = nullptr;
   cuda::DeviceBuffer pool_;  // of lists
   cuda::HostBuffer pool_staging_;
-  cuda::HostBuffer staging_;  // as states_, then rows_
+  std::int64_t refused_bytes_ =
+      std::numeric_limits<std::int64_t>::max();  // that were not to be had
+  cuda::HostBuffer staging_;                     // as states_, then rows_
   std::int64_t rows_at_ = 0;
 };
 

@@ -164,19 +164,20 @@ void CudaRunner::likely(std::span<const std::int64_t> rows, std::int64_t count,
   enter();
   likely_rows_ = std::ssize(rows);
   make_logits(send_rows(rows), likely_rows_);
-  find_likely(likely_rows_, count, likeliest_);
+  find_likely(likely_rows_, vocab(), count, likeliest_);
   cuda::copy_to_host(host_logits_.data(), likeliest_, out.size_bytes(), stream());
   wait();
   std::copy_n(reinterpret_cast<const cuda::LikelyToken*>(host_logits_.data()), out.size(),
               out.begin());
 }
 
-void CudaRunner::find_likely(std::int64_t rows, std::int64_t count, cuda::LikelyToken* out) {
+void CudaRunner::find_likely(std::int64_t rows, std::int64_t vocab, std::int64_t count,
+                             cuda::LikelyToken* out) {
   cuda::LikelyArgs args;
   args.logits = logits_;
   args.stride = logits_stride_;
-  args.vocab = vocab();
-  args.chunks = cuda::chunks_of(vocab());
+  args.vocab = vocab;
+  args.chunks = cuda::chunks_of(vocab);
   args.count = static_cast<std::int32_t>(count);
   args.shares = shares_;
   args.found = found_;

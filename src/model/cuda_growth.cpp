@@ -99,6 +99,8 @@ CudaGrowth::CudaGrowth(CudaRunner& runner, Rows rows, std::int64_t drafts, std::
 
 bool CudaGrowth::begin(std::span<const Draft> drafts,
                        std::span<const CudaFavour::Sequence> sequences) {
+  if (unfinished_) runner_.wait();  // for copies out of what is written now
+  unfinished_ = true;
   drafts_.assign(drafts.begin(), drafts.end());
   auto* sizes = reinterpret_cast<cuda::GrownDraft*>(host_steps_.data() + sizes_at_);
   for (std::size_t i = 0; i < drafts.size(); ++i) {
@@ -141,7 +143,9 @@ void CudaGrowth::rank(std::span<const std::int64_t> rows, std::int64_t first, st
     if (kinds.changed) {
       favour_.process(which, cuda::trees_of(candidates_, most_candidates(top_k_, depth_)));
     }
-    if (kinds.greedy) runner_.find_likely(count, top_k_, likely);
+    // Where logits are changed, no more of them than are.
+    const std::int64_t vocab = kinds.changed ? vocab_ : runner_.vocab();
+    if (kinds.greedy) runner_.find_likely(count, vocab, top_k_, likely);
     if (kinds.sampled) {
       favour_.favour(which, top_k_, kind_ == Rows::positions, likely, scores_ + first * top_k_);
     }
@@ -211,6 +215,7 @@ void CudaGrowth::finish(std::int64_t last, std::span<DraftTree* const> out) {
                      static_cast<std::size_t>(growth.drafts * values) * sizeof(std::int32_t),
                      stream);
   runner_.wait();
+  unfinished_ = false;
   for (std::size_t i = 0; i < out.size(); ++i) {
     const auto* found = reinterpret_cast<const std::int32_t*>(host_out_.data()) +
                         static_cast<std::int64_t>(i) * values;

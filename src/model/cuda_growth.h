@@ -77,7 +77,8 @@ class CudaGrowth {
   std::int64_t vocab_ = 0;
   std::int64_t width_ = 0;  // of a state
   std::vector<Draft> drafts_;
-  CudaFavour favour_;  // a list is a level
+  bool unfinished_ = false;  // begun, and finish() has not waited
+  CudaFavour favour_;        // a list is a level
 
   cuda::DeviceBuffer buffer_;
   cuda::LikelyToken* likely_ = nullptr;         // [drafts * top_k, top_k]

@@ -27,9 +27,6 @@ class CudaMedusa {
 
   static std::int64_t weight_bytes(const MedusaConfig& config, Precision precision, int device);
   static std::int64_t workspace_bytes(const MedusaConfig& config, std::int64_t max_rows);
-  std::int64_t device_bytes() const {
-    return static_cast<std::int64_t>(buffer_.size()) + StateCopies::device_bytes();
-  }
   const CudaFavour& favour() const { return favour_; }
 
   StateCopies& copies() { return copies_; }

@@ -62,9 +62,10 @@ class CudaRunner final : public DeviceFeatures {
   void likely(std::span<const std::int64_t> rows, std::int64_t count,
               std::span<cuda::LikelyToken> out);
   std::span<const float> likely_logits();
-  /// The same of the first `rows` rows of logits that are there, to a place on the device; does not
-  /// wait.
-  void find_likely(std::int64_t rows, std::int64_t count, cuda::LikelyToken* out);
+  /// The same of the first `rows` rows of logits that are there and the first `vocab` tokens, to a
+  /// place on the device; does not wait.
+  void find_likely(std::int64_t rows, std::int64_t vocab, std::int64_t count,
+                   cuda::LikelyToken* out);
 
   /// Runner::logits; waits. Rows follow each other without a gap.
   std::span<const float> logits(std::span<const std::int64_t> rows);

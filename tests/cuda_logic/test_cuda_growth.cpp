@@ -227,6 +227,46 @@ TEST(cuda_trees_follow_noise_penalties_and_masks) {
   }
 }
 
+// Where a draft has a say in the text it is the host's, whoever else drafts: nothing of a batch may
+// tell in what a seed repeats.
+TEST(cuda_trees_that_change_texts_are_the_hosts) {
+  emulated::reset();
+  const tiny::Spec spec = tiny::small_spec(Precision::bf16, 51);
+  const Model target = tiny::random_model(spec);
+  const Model head = tiny::random_head(spec, HeadKind::fused, Precision::bf16, 1.0, 9);
+  DraftHeadOptions own = tiny::head_options(HeadKind::fused, 3, 4);
+  own.max_rows = 16;
+  Drafts drafts(target, head, own, tiny::random_tokens(6, 30, spec.vocab));
+  specrt::SamplingParams typical = sampled(0.9, 4);
+  typical.verification = specrt::Verification::typical;
+  specrt::SamplingParams rejection = sampled(0.9, 5);
+  rejection.verification = specrt::Verification::rejection;
+  const std::vector<DraftTree> alone = drafts.of({{9, 12, 4, typical}}, true);
+  CHECK(drafts.copies() >= 4);
+  check_same({drafts.of({{9, 12, 4, typical}, {9, 12, 4, rejection}}, true)[0]}, alone);
+  check_same({drafts.of({{9, 12, 4, typical}, {23, 12, 4}}, true)[0]}, alone);
+}
+
+// Levels of more rows than logits are made of at once.
+TEST(cuda_trees_of_many_rows) {
+  emulated::reset();
+  const tiny::Spec spec = tiny::small_spec(Precision::bf16, 51);
+  const Model target = tiny::random_model(spec);
+  const Model head = tiny::random_head(spec, HeadKind::fused, Precision::bf16, 1.0, 9);
+  DraftHeadOptions own = tiny::head_options(HeadKind::fused, 16, 3);
+  own.max_rows = 96;
+  Drafts drafts(target, head, own, tiny::random_tokens(6, 30, spec.vocab));
+  std::vector<Drafts::Asked> asked = {
+      {9, 60, 3, sampled(0.9, 1)}, {12, 60, 3}, {15, 60, 3, sampled(1.2, 2)}, {18, 60, 3}};
+  asked[1].sampling.repetition_penalty = 1.5;
+  asked[2].sampling.frequency_penalty = 0.5;
+  asked.push_back({21, 60, 3, asked[2].sampling});
+  const std::vector<DraftTree> together = drafts.of(asked, true);
+  CHECK_EQ(drafts.copies(), 1);
+  check_same(drafts.of(asked, false), together);
+  for (const DraftTree& one : together) CHECK_EQ(one.size(), 60u);
+}
+
 // With preemption, chunks and rounds of every size.
 TEST(cuda_trees_give_the_bytes_of_plain_decoding) {
   emulated::reset();

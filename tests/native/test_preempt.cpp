@@ -193,3 +193,44 @@ TEST(resume_needs_room) {
   CHECK_EQ(decoder.sequences().size(), 2u);
   (void)decoder.cancel(b);
 }
+
+namespace {
+
+// Keeps something of who gives way, and cannot take them back.
+class Keeper final : public Drafter {
+ public:
+  const std::string& name() const override { return name_; }
+  void admit(specrt::SequenceId, std::span<const specrt::TokenId>, std::int64_t) override {
+    ++kept;
+  }
+  void propose(std::span<const specrt::DraftRequest>, std::span<specrt::DraftTree>) override {}
+  void observe(specrt::SequenceId, std::span<const specrt::TokenId>) override {}
+  bool suspend(specrt::SequenceId) override { return true; }
+  void resume(specrt::SequenceId, std::span<const specrt::TokenId>, std::int64_t) override {
+    throw CapacityError("[drafter] expected room, got none");
+  }
+  void release(specrt::SequenceId) override { --kept; }
+  specrt::MemoryUse memory() const override { return {}; }
+  int kept = 0;
+
+ private:
+  std::string name_ = "keeper";
+};
+
+}  // namespace
+
+TEST(resume_that_fails_leaves_nothing_with_the_drafter) {
+  const specrt::Model model = tiny::random_model(spec());
+  Decoder decoder(model, tiny::options_for(model, 2, 40, 4));
+  const std::int64_t free = decoder.free_kv_tokens();
+  const auto keeper = std::make_shared<Keeper>();
+  const Request request = requests_of(1, 24)[0];
+  const auto id = decoder.add(request.prompt, request.params, keeper);
+  (void)decoder.round({{id, 64}});
+  decoder.preempt(id);
+  CHECK_EQ(keeper->kept, 1);
+  CHECK_THROWS(decoder.resume(id), CapacityError, "[drafter]");
+  CHECK_EQ(keeper->kept, 0);
+  CHECK(decoder.idle());
+  CHECK_EQ(decoder.free_kv_tokens(), free);
+}

@@ -30,17 +30,17 @@ struct SPECRT_API DecoderOptions {
   int max_batch_size = 32;          ///< sequences at once
   int max_rows = 512;               ///< tokens in one forward pass, prefill and drafts together
   int block_size = 16;              ///< tokens in a block of the KV cache
-  /// "auto" (float32 for a float32 model, else bfloat16), "float32", "bfloat16" or "int8": how keys
-  /// and values are kept. int8 has a scale for each token and head. Another dtype is another
-  /// result.
+  /// "auto" (a float32 or float16 model's own, else bfloat16), "float32", "bfloat16", "float16"
+  /// (CUDA only) or "int8": how keys and values are kept. int8 has a scale for each token and head.
+  /// Another dtype is another result.
   std::string kv_cache_dtype = "auto";
   int threads = 0;                   ///< 0: the cores this process may use
   bool pin_threads = false;          ///< ties threads to processors; see ThreadTeam
   std::shared_ptr<ThreadTeam> team;  ///< null: one of its own, of `threads` and `pin_threads`
   std::string cpu_isa = "auto";
-  /// "cpu", or "cuda" or "cuda:N": an NVIDIA GPU, which takes bfloat16, int8 and int4 weights and
-  /// bfloat16 KV caches. Another device is another result, within the precision's tolerance. Memory
-  /// is then the GPU's.
+  /// "cpu", or "cuda" or "cuda:N": an NVIDIA GPU, which takes bfloat16, float16, int8 and int4
+  /// weights, and KV caches in float16 for float16 models, else in bfloat16. Another device is
+  /// another result, within the precision's tolerance. Memory is then the GPU's.
   std::string device = "cpu";
   bool enable_prefix_caching = true;  ///< later prompts share blocks with the same beginning
   TargetFeatures features;            ///< what drafters may read: all that any of them does
@@ -48,7 +48,8 @@ struct SPECRT_API DecoderOptions {
                                       ///< and keep KV memory that holds nothing NaN
 };
 
-/// What `kv_cache_dtype` comes to for a model of that precision: "float32", "bfloat16" or "int8".
+/// What `kv_cache_dtype` comes to for a model of that precision: "float32", "bfloat16", "float16"
+/// or "int8".
 /// Throws InvalidArgument for any other name.
 SPECRT_API std::string resolve_kv_cache_dtype(const std::string& kv_cache_dtype, DType dtype);
 
@@ -225,8 +226,9 @@ class SPECRT_API Decoder {
   std::int64_t draft_limit(SequenceId id, std::int64_t most) const;
 
   /// How many of `rows` rows prompts may take in the next round for sequences with a
-  /// target_tpot_seconds to keep it. All of them where nobody has one; where a prompt has waited
-  /// for a second, as many as take half of the time.
+  /// target_tpot_seconds to keep it. All of them where nobody has one, and where one has waited for
+  /// half of its own target_ttft_seconds or was preempted behind its first token; where a prompt
+  /// has waited for a second, as many as take half of the time.
   std::int64_t prompt_limit(std::int64_t rows) const;
 
   /// How many draft nodes each sequence with policy `goodput` should get of `most` (by sequences(),

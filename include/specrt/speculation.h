@@ -27,8 +27,8 @@ struct SPECRT_API Speculation {
   Policy policy = Policy::brake;
   /// Draft nodes a round, at most; -1: what the plan was asked for.
   std::int64_t num_speculative_tokens = -1;
-  /// Targets in seconds, 0 for none: mean time per token after the first, and from add() to the
-  /// first token. `goodput` heeds them.
+  /// Targets in seconds, 0 for none: mean time per token after the first, and to the first token
+  /// from its arrival (add(), less its waited_seconds). `goodput` heeds them.
   double target_tpot_seconds = 0.0;
   double target_ttft_seconds = 0.0;
   /// Not empty: drafted tokens are accepted with these probabilities, by depth, of those that are

@@ -152,7 +152,7 @@ def generate(
         float | None, typer.Option(help="With typical: and so is this times exp(-entropy).")
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="Of weights: auto, float32, bfloat16, float16, int8, int4 or w8a8.")
+        str, typer.Option(help="Of weights: auto, float32, bfloat16, int8, int4 or w8a8.")
     ] = "auto",
     threads: Annotated[int | None, typer.Option(help="All usable cores unless given.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Prompt and output together.")] = None,

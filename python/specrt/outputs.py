@@ -222,7 +222,7 @@ class Completion:
     token_ids: list[int]
     """The stop token, if one ended the output, is the last."""
     finish_reason: str
-    """"stop" (an end token, a stop token or a stop text) or "length"."""
+    """"stop" (an end token, a stop token or a stop text), "length", or "abort" (cancelled)."""
     stop_reason: int | str | None
     """The stop token or text that the caller had asked for; None for the model's end token."""
     logprobs: list[dict[int, Logprob]] | None

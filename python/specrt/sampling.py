@@ -66,6 +66,7 @@ class SamplingParams:
     ignore_eos: bool = False
     """Go on after the model's own end tokens."""
     skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
     include_stop_str_in_output: bool = False
     """Leave the stop text, or the stop token's text, at the end of the text."""
     speculation: Speculation | None = None

@@ -268,7 +268,7 @@ def test_an_interrupt_while_text_is_read(
     from specrt.text.detokenizer import Detokenizer
 
     expected = engine.generate([1, 2], greedy(30, **options))
-    parts = ((Detokenizer, "feed"), (Tokenizer, "decode"))
+    parts = ((Detokenizer, "feed"), (Tokenizer, "token_text"))
     for which, name in parts if options else parts[:1]:
         done = getattr(which, name)
         for moment in (1, 2, 7, 20):
@@ -381,14 +381,14 @@ def test_a_failure_in_the_prompts_logprobs_leaves_the_others(
 ) -> None:
     from specrt.text import Tokenizer
 
-    decode = Tokenizer.decode
+    token_text = Tokenizer.token_text
 
-    def failing(self: Any, ids: Any, **how: Any) -> str:
-        if list(ids) == [33]:
+    def failing(self: Any, token: int) -> str:
+        if token == 33:
             raise ValueError("no such token")
-        return decode(self, ids, **how)
+        return token_text(self, token)
 
-    monkeypatch.setattr(Tokenizer, "decode", failing)
+    monkeypatch.setattr(Tokenizer, "token_text", failing)
     params = greedy(2, prompt_logprobs=0)
     with pytest.raises(SpecrtError, match="no such token") as caught:
         engine.generate([[1, 2], [1, 33], [3, 4]], params)

@@ -39,7 +39,7 @@ Random = Annotated[
     ),
 ]
 Dtype = Annotated[
-    str, typer.Option(help="Of weights: auto, float32, bfloat16, float16, int8, int4 or w8a8.")
+    str, typer.Option(help="Of weights: auto, float32, bfloat16, int8, int4 or w8a8.")
 ]
 Tokenizer = Annotated[str | None, typer.Option(help="A folder, where the model has none.")]
 Threads = Annotated[int | None, typer.Option(help="All usable cores unless given.")]
@@ -53,8 +53,8 @@ Drafters = Annotated[
     list[str] | None,
     typer.Option(
         "--drafter",
-        help="ngram, suffix, self, self-int4, self-w8a8, self-layers=N, mtp, a model or head; "
-        "A+B merges; repeatable.",
+        help="ngram, suffix, self, self-int4, self-int8, self-w8a8, self-layers=N, mtp, a model "
+        "or head; A+B merges; repeatable.",
     ),
 ]
 Policies = Annotated[

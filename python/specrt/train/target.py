@@ -117,7 +117,10 @@ class RunningTarget:
         while running or entering is not None:
             while entering is not None:
                 number, prompt, params = entering
-                if not decoder.can_add(len(prompt), params.max_tokens):
+                most = params.max_tokens
+                if not decoder.can_add(
+                    len(prompt), decoder.most_tokens(len(prompt)) if most is None else most
+                ):
                     break
                 core = params.to_core(eos_token_ids=self.eos_token_ids)
                 running[decoder.add(prompt, core, recorder)] = (number, prompt, [])

@@ -253,6 +253,8 @@ class SPECRT_API Decoder {
   std::span<const Progress> round(const Plan& plan);
   const DecoderTotals& totals() const;
   void clear_totals();
+  /// Forgets how drafts have fared so far, by which policies expect what becomes of new sequences'.
+  void forget_drafts();
   /// Of the last finished round; zeros before the first.
   RoundTimes last_times() const;
   /// The sequences that took part in it, also those that it ended, with their drafts: for traces.

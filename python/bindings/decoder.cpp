@@ -276,6 +276,7 @@ void bind_decoder(py::module_& module) {
           py::arg("prompt"), py::arg("params"),
           "Raises what add() would raise however empty the decoder is.")
       .def("stop", &Decoder::stop, py::arg("id"), py::arg("dropped"),
+           py::call_guard<py::gil_scoped_release>(),
            "Ends a sequence in its last round less `dropped` tokens; returns its counters.")
       .def("cancel", &Decoder::cancel, py::arg("id"), py::call_guard<py::gil_scoped_release>(),
            "Ends a sequence, also a preempted one; returns its counters.")

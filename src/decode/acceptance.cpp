@@ -62,8 +62,10 @@ double Acceptance::expected(std::int64_t depth) const {
 }
 
 std::int64_t Calibration::class_of(double confidence) {
-  const auto scaled = static_cast<std::int64_t>(confidence * static_cast<double>(kClasses));
-  return std::clamp<std::int64_t>(scaled, 0, kClasses - 1);
+  // A drafter of one's own may tell anything: no cast of what an integer cannot hold.
+  if (!(confidence > 0.0)) return 0;
+  return static_cast<std::int64_t>(
+      std::min(confidence * static_cast<double>(kClasses), static_cast<double>(kClasses - 1)));
 }
 
 void Calibration::observe(double confidence, bool accepted) {

@@ -29,6 +29,11 @@ void Decoder::Impl::prune_by_constraint(Sequence& s) {
       tokens.push_back(tree.tokens()[static_cast<std::size_t>(node)]);
     }
     const std::int64_t count = s.state.constraint()->accepts(tokens);
+    if (count < 0 || count > std::ssize(tokens)) {
+      throw InvalidArgument(expected_got(
+          "constraint", "to accept 0 to " + std::to_string(tokens.size()) + " of these tokens",
+          std::to_string(count)));
+    }
     for (std::int64_t i = 0; i < count; ++i) {
       allowed[static_cast<std::size_t>(nodes[static_cast<std::size_t>(i)])] = true;
     }

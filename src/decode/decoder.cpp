@@ -132,7 +132,7 @@ bool Decoder::can_add(std::int64_t prompt_tokens, std::int64_t max_tokens,
                       std::int64_t reserve) const {
   const Impl& d = *impl_;
   std::int64_t positions = Impl::kv_positions(d.max_length(prompt_tokens, max_tokens));
-  if (reserve >= 0) positions = std::min(positions, prompt_tokens + reserve);
+  if (reserve >= 0 && reserve < positions - prompt_tokens) positions = prompt_tokens + reserve;
   return std::ssize(d.live) < d.options.max_batch_size && d.runner.cache().can_add(positions);
 }
 

@@ -70,10 +70,10 @@ void HeadDrafter::admit(SequenceId id, std::span<const TokenId> prompt, std::int
   State state;
   // Position i has the state behind token i and token i + 1: the last token of all has none.
   state.limit = std::min(max_length - 1, runner_.max_model_len());
+  const std::int64_t at_first = std::min(state.limit, std::ssize(prompt));
   state.has_room = state.limit > 0 &&
                    runner_.cache().size() < static_cast<std::size_t>(options_.max_batch_size) &&
-                   runner_.cache().can_add(std::min(state.limit, std::ssize(prompt))) &&
-                   later_.can_add(state.limit);
+                   runner_.cache().can_add(at_first) && later_.can_add(at_first);
   if (state.has_room) {
     state.keys.reserve(static_cast<std::size_t>(max_length));
     keys_.append(prompt, state.keys);
@@ -82,8 +82,9 @@ void HeadDrafter::admit(SequenceId id, std::span<const TokenId> prompt, std::int
       known = std::span<const TokenId>(state.keys)
                   .first(std::min(state.keys.size(), static_cast<std::size_t>(state.limit)));
     }
-    state.known = runner_.cache().add(id, std::min(state.limit, std::ssize(prompt)), known);
-    const std::int64_t common = later_.admit(id, prompt, max_length, state.limit, state.known);
+    state.known = runner_.cache().add(id, at_first, known);
+    const std::int64_t common =
+        later_.admit(id, prompt, max_length, state.limit, at_first, state.known);
     if (common < state.known) runner_.cache().truncate(id, state.known = common);
     state.cached = state.known;
   }
@@ -140,6 +141,7 @@ void HeadDrafter::release(SequenceId id) {
   const std::int64_t block = options_.block_size;
   // What it leaves behind is worth a pass where it fills a block.
   if (state.has_room && remembers_ && (state.known - 1) / block > state.cached / block) {
+    const cpu::FpMode mode;
     try {
       catch_up();
     } catch (const std::exception&) {  // then it leaves less
@@ -170,7 +172,8 @@ double HeadDrafter::step_cost(std::int64_t target_bytes) const {
 // Whether there is a block for its next `count` positions. Where not it gets no drafts any more: it
 // would have gaps.
 bool HeadDrafter::make_room(SequenceId id, State& state, std::int64_t count) {
-  if (runner_.cache().reserve(id, state.cached + count)) return true;
+  const std::int64_t positions = state.cached + count;
+  if (runner_.cache().reserve(id, positions) && later_.reserve(id, positions)) return true;
   for (const std::int32_t slot : state.slots) store_.give_back(slot);
   state.slots.clear();
   state.tokens.clear();

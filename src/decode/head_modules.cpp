@@ -21,13 +21,19 @@ HeadModules::HeadModules(std::span<const Model> later, const Model& target, cons
   next_outputs_.reserve(static_cast<std::size_t>(sizes.module_rows));
 }
 
-bool HeadModules::can_add(std::int64_t limit) const {
+bool HeadModules::can_add(std::int64_t positions) const {
   return std::all_of(runners_.begin(), runners_.end(),
-                     [&](const auto& one) { return one->cache().can_add(limit); });
+                     [&](const auto& one) { return one->cache().can_add(positions); });
+}
+
+bool HeadModules::reserve(SequenceId id, std::int64_t positions) {
+  return std::all_of(runners_.begin(), runners_.end(),
+                     [&](const auto& one) { return one->cache().reserve(id, positions); });
 }
 
 std::int64_t HeadModules::admit(SequenceId id, std::span<const TokenId> prompt,
-                                std::int64_t max_length, std::int64_t limit, std::int64_t known) {
+                                std::int64_t max_length, std::int64_t limit, std::int64_t positions,
+                                std::int64_t known) {
   State state;
   if (any()) {
     state.place = places_.back();
@@ -43,7 +49,7 @@ std::int64_t HeadModules::admit(SequenceId id, std::span<const TokenId> prompt,
     if (remembers_ && known > 0) {
       shared = std::span<const TokenId>(keys).first(std::min(keys.size(), most));
     }
-    known = std::min(known, runners_[k]->cache().add(id, limit, shared));
+    known = std::min(known, runners_[k]->cache().add(id, positions, shared));
   }
   for (const auto& one : runners_) {
     if (one->cache().length(id) > known) one->cache().truncate(id, known);

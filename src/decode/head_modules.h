@@ -37,10 +37,13 @@ class HeadModules {
   /// Module k, from 2.
   Runner& runner(std::int64_t k) { return *runners_[static_cast<std::size_t>(k - 2)]; }
 
-  bool can_add(std::int64_t limit) const;
-  /// Enters a sequence; returns how many positions are committed in all of them, at most `known`.
+  bool can_add(std::int64_t positions) const;
+  /// Enters a sequence with room for its first `positions`; returns how many are committed in all
+  /// of them, at most `known`. It will have at most `limit`, of a text of `max_length` tokens.
   std::int64_t admit(SequenceId id, std::span<const TokenId> prompt, std::int64_t max_length,
-                     std::int64_t limit, std::int64_t known);
+                     std::int64_t limit, std::int64_t positions, std::int64_t known);
+  /// Whether there are blocks for its first `positions` in every module.
+  bool reserve(SequenceId id, std::int64_t positions);
   void release(SequenceId id);
   /// `tokens` are the sequence's.
   void learn(SequenceId id, std::span<const TokenId> tokens);

@@ -85,6 +85,11 @@ class MedusaDrafter final : public Drafter {
       State& state = find(one.id);
       const std::int64_t count = one.rows.size();
       if (state.slot < 0 || count == 0) continue;
+      if (one.rows.width() != heads_.config().hidden_size) {
+        throw InvalidArgument(expected_got(
+            name_, std::to_string(heads_.config().hidden_size) + " features, as the heads read",
+            std::to_string(one.rows.width())));
+      }
       runner_.copy_features(one.rows, count - 1, hidden_of(state));
       state.position = one.first + count - 1;
     }

@@ -188,6 +188,12 @@ class ModelDrafter final : public Drafter {
         continue;
       }
       const auto id = static_cast<std::size_t>(token);
+      if (id >= map_->draft_of_target.size()) {
+        throw InvalidArgument(expected_got(
+            "draft model",
+            "tokens of the " + std::to_string(map_->draft_of_target.size()) + " that were matched",
+            std::to_string(token)));
+      }
       if (map_->draft_of_target[id] >= 0) {
         out.push_back(map_->draft_of_target[id]);
       } else {

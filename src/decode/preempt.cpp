@@ -34,7 +34,7 @@ std::optional<SequenceId> Decoder::reserve(const Plan& plan) {
 
 std::int64_t Decoder::Impl::positions_at_first(const Sequence& s, std::int64_t reserve) const {
   const std::int64_t most = kv_positions(s.max_length);
-  return reserve < 0 ? most : std::min(most, s.length() + reserve);
+  return reserve >= 0 && reserve < most - s.length() ? s.length() + reserve : most;
 }
 
 // Puts a sequence with its drafter into the cache, as much of it as is known there.

@@ -18,15 +18,29 @@ double seconds_since(Clock::time_point start) {
 // What verification relies on, so that a drafter's mistake ends its own request and no other.
 void check_draft(const DraftTree& draft, const SamplingParams& params, std::int64_t vocab_size) {
   draft.check_vocabulary(vocab_size);
-  if (params.follows_target_noise()) return;  // no law of a draft is believed
   const auto size = static_cast<std::int32_t>(draft.size());
-  if (params.verification == Verification::block) {
+  const bool adasd = params.speculation.policy == Policy::adasd;
+  if (adasd || (params.verification == Verification::block && !params.follows_target_noise())) {
     for (std::int32_t node = 0; node < size; ++node) {
       if (draft.parents()[static_cast<std::size_t>(node)] != node - 1) {
-        throw InvalidArgument(expected_got("draft", "a chain for block verification", "a tree"));
+        throw InvalidArgument(expected_got(
+            "draft", std::string("a chain for ") + (adasd ? "adasd" : "block verification"),
+            "a tree"));
       }
     }
   }
+  if (adasd) {
+    for (std::int32_t node = DraftTree::kRoot; node < size - 1; ++node) {
+      const auto given = static_cast<std::int64_t>(draft.distribution(node).size());
+      if (given == 0 || given > vocab_size) {
+        throw InvalidArgument(expected_got(
+            "draft",
+            "the law behind each drafted token for adasd, 1 to " + std::to_string(vocab_size),
+            std::to_string(given) + " probabilities"));
+      }
+    }
+  }
+  if (params.follows_target_noise()) return;  // no other law of a draft is believed
   if (draft.draw() == Draw::deterministic) return;
   for (std::int32_t node = DraftTree::kRoot; node < size; ++node) {
     const auto given = static_cast<std::int64_t>(draft.distribution(node).size());
@@ -69,8 +83,8 @@ void Decoder::Impl::check_plan(const Plan& plan) const {
           expected_got("plan", "tokens of at least 0", std::to_string(item.tokens)));
     }
     const Sequence& s = *found->second;
-    rows +=
-        s.prefilling() ? std::min(item.tokens, s.prefill_tokens - s.processed) : 1 + item.tokens;
+    const std::int64_t asked = std::min<std::int64_t>(item.tokens, runner.max_rows());
+    rows += s.prefilling() ? std::min(asked, s.prefill_tokens - s.processed) : 1 + asked;
   }
   if (rows > runner.max_rows()) {
     throw InvalidArgument(
@@ -287,10 +301,14 @@ void Decoder::Impl::retire() {
     runner.cache().remove(s->id);
     by_id.erase(s->id);
     if (s->drafter != nullptr) {
+      // What it throws is its own loss; the sequence is over. It is released whatever it says.
       try {
         if (s->finish != Finish::error) s->drafter->finished(s->id, s->tokens);
+      } catch (const std::exception&) {
+      }
+      try {
         s->drafter->release(s->id);
-      } catch (const std::exception&) {  // its own loss; the sequence is over
+      } catch (const std::exception&) {
       }
     }
     gone.push_back(std::move(s));
@@ -344,6 +362,11 @@ std::span<const Progress> Decoder::finish_round() {
 
 const DecoderTotals& Decoder::totals() const { return impl_->totals; }
 void Decoder::clear_totals() { impl_->totals = {}; }
+
+void Decoder::forget_drafts() {
+  impl_->records.clear();
+  impl_->recent_seconds = impl_->recent_prompt_seconds = 0;
+}
 
 RoundTimes Decoder::last_times() const { return impl_->times; }
 

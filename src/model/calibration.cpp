@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "cpu/dispatch.h"
 #include "cpu/quantise.h"
 #include "model/parallel_rows.h"
 #include "model/runner.h"
@@ -24,6 +25,7 @@ LayerTrace trace_layer(const Model& layer, std::span<const float> stream,
         "stream", "[positions, " + std::to_string(hidden) + "], 1 position to the model's limit",
         std::to_string(stream.size()) + " values"));
   }
+  const cpu::FpMode mode;
   RunnerOptions options;
   options.max_model_len = rows;
   options.max_rows = static_cast<int>(rows);

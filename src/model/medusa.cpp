@@ -161,6 +161,7 @@ void MedusaBuilder::set(const std::string& name, std::span<const std::int64_t> s
   if (data_ == nullptr) {
     throw InvalidArgument("[medusa builder] expected an open builder, got a used one");
   }
+  check_given(name, dtype);
   const auto found = data_->entries.find(name);
   if (found == data_->entries.end()) {
     throw InvalidArgument(expected_got("tensor", "a canonical name of this config", name));

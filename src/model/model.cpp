@@ -105,6 +105,13 @@ ModelBuilder::~ModelBuilder() = default;
 ModelBuilder::ModelBuilder(ModelBuilder&&) noexcept = default;
 ModelBuilder& ModelBuilder::operator=(ModelBuilder&&) noexcept = default;
 
+void check_given(const std::string& name, DType dtype) {
+  if (dtype == DType::f16) {
+    throw InvalidArgument(
+        expected_got(name, "float32 or bfloat16, which float16 widens to", "float16"));
+  }
+}
+
 namespace {
 
 std::string shape_text(std::span<const std::int64_t> shape) {
@@ -175,6 +182,7 @@ Precision ModelBuilder::precision_of(const std::string& name) const {
 
 void ModelBuilder::set(const std::string& name, std::span<const std::int64_t> shape, DType dtype,
                        const void* data) {
+  check_given(name, dtype);
   const TensorTarget& target = claim(name, shape);
   const WeightEntry& entry = data_->layout.entries.at(target.entry);
   std::byte* base = data_->arena() + entry.offset;

@@ -171,6 +171,9 @@ Model make_self_draft(const Model& target, Precision precision, std::int64_t lay
   if (!target.valid())
     throw InvalidArgument("[self draft] expected a loaded model, got an empty one");
   const ModelData& from = target.data();
+  if (from.config.head.kind != HeadKind::none) {
+    throw InvalidArgument("[self draft] expected a whole model, got a draft head");
+  }
   auto data = std::make_shared<ModelData>();
   data->config = self_draft_config(from.config, from.precision, precision, layers);
   data->precision = precision;

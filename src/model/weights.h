@@ -47,6 +47,8 @@ struct WeightLayout {
 /// The widest matrix input of a draft head beside those that every model has.
 std::int64_t head_inputs(const ModelConfig& config);
 WeightLayout weight_layout(const ModelConfig& config, Precision precision);
+/// Throws InvalidArgument for a type that no builder reads.
+void check_given(const std::string& name, DType dtype);
 
 /// The part of a layout that `other` lacks: entries of which it has none of the same kind, shape
 /// and precision. Offsets and bytes are those of an arena for them alone.

@@ -161,6 +161,44 @@ TEST(head_drafter_of_several_modules_gives_the_same_bytes) {
   }
 }
 
+// Blocks of later modules are set aside as those of the first are, as the text grows: where the
+// pool holds what there is of all requests but not their longest texts, all of them draft.
+TEST(head_drafter_modules_set_room_aside_as_texts_grow) {
+  const tiny::Spec spec = tiny::small_spec(Precision::bf16, 93);
+  const Model target = tiny::random_model(spec);
+  const std::vector<Model> modules = random_modules(spec, Precision::bf16, 2);
+  DraftHeadOptions own = head_options(HeadKind::fused, 1, 2);
+  own.modules = 2;
+  own.max_rows = 16;
+  own.max_batch_size = 4;
+  own.max_model_len = 128;
+  own.enable_prefix_caching = false;
+  // 24 blocks a module, where a longest text takes 29.
+  own.kv_cache_bytes = 2 * 24 * 4 * 2 * spec.kv_heads * spec.head_dim * 2;
+  const auto drafter = specrt::make_head_drafter(std::span(modules), target, own);
+  DecoderOptions options = tiny::options_for(target, 4, 128, 4);
+  options.features.normed = true;
+  Decoder decoder(target, options);
+  std::vector<Request> requests(4);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    requests[i].prompt = tiny::random_tokens(40 + i, 5, spec.vocab);
+    requests[i].params.max_tokens = 110;
+    requests[i].drafter = drafter;
+  }
+  std::vector<specrt::SequenceId> ids;
+  for (const Request& request : requests) {
+    ids.push_back(decoder.add(request.prompt, request.params, drafter));
+  }
+  specrt::Plan plan;
+  for (const specrt::SequenceId id : ids) plan.push_back({id, 3});
+  std::map<specrt::SequenceId, std::int64_t> drafted;
+  for (int round = 0; round < 5; ++round) {
+    for (const specrt::Progress& p : decoder.round(plan)) drafted[p.id] = p.counters->drafted;
+  }
+  for (const specrt::SequenceId id : ids) CHECK(drafted[id] > 0);
+  for (const specrt::SequenceId id : ids) decoder.cancel(id);
+}
+
 // A drafter that was idle for many rounds drafts as one that never was.
 void check_catching_up(HeadKind kind, std::span<const Model> modules, const Model& target,
                        std::int64_t vocab) {
@@ -281,7 +319,7 @@ TEST(head_modules_read_the_one_before) {
     const std::span<const Model> all = modules;
     specrt::HeadModules later(all.subspan(1), target, sizes, options, spec.vocab, false);
     head.cache().add(1, count, {});
-    later.admit(1, text, count, count, 0);
+    later.admit(1, text, count, count, count, 0);
     head.begin();
     const auto tokens = std::span(text).subspan(1);
     const std::int64_t row = head.add_committed(1, tokens);

@@ -354,3 +354,42 @@ TEST(policies_costs_are_measured_in_an_idle_decoder) {
   decoder.add(one.prompt, one.params, one.drafter);
   CHECK_THROWS(specrt::measure_cost(decoder, nullptr, 4), InvalidArgument, "[measure_cost]");
 }
+
+// The texts that costs are measured with say nothing of what a drafter is worth.
+TEST(policies_measuring_costs_leaves_no_opinion_of_drafts) {
+  struct Hopeless final : specrt::Drafter {
+    const std::string& name() const override { return own_name; }
+    void admit(specrt::SequenceId, std::span<const specrt::TokenId>, std::int64_t) override {}
+    void propose(std::span<const specrt::DraftRequest> requests,
+                 std::span<specrt::DraftTree> out) override {
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        std::int32_t parent = specrt::DraftTree::kRoot;
+        for (std::int64_t depth = 0; depth < requests[i].max_depth; ++depth) {
+          parent = out[i].add(requests[i].tokens.back(), parent);  // a counter says another one
+        }
+      }
+    }
+    void observe(specrt::SequenceId, std::span<const specrt::TokenId>) override {}
+    void release(specrt::SequenceId) override {}
+    specrt::MemoryUse memory() const override { return {}; }
+    double step_cost(std::int64_t) const override { return 0.01; }  // else it is not measured
+    std::string own_name = "hopeless";
+  };
+  const auto hopeless = std::make_shared<Hopeless>();
+  std::vector<std::int64_t> planned[2];
+  for (const bool measured : {false, true}) {
+    Decoder decoder(counter(), tiny::options_for(counter(), 2, 300, 16));
+    if (measured) (void)specrt::measure_cost(decoder, hopeless, 4, 0.05, 60);
+    Request one = request_of(1, 200, Policy::goodput);
+    one.drafter = hopeless;
+    const specrt::SequenceId id = decoder.add(one.prompt, one.params, one.drafter);
+    while (decoder.sequences()[0].prompt_left > 0) decoder.round({{id, 1}});
+    for (int more = 1; more < 70; ++more) {
+      decoder.set_cost_model(cost_of(1.0, 0.01 * more));
+      planned[measured].push_back(specrt::plan_goodput(decoder, 8)[0].tokens);
+    }
+  }
+  CHECK(planned[0].front() > 2);
+  CHECK(planned[0].back() < planned[0].front());
+  CHECK(planned[1] == planned[0]);
+}

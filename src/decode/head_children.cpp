@@ -99,8 +99,8 @@ void HeadDrafter::add_processed(const Row& row, std::span<const float> own) {
   if (a.sampled) {
     add_draws(row, logits, position);
   } else if (params.greedy()) {
-    chooser_.logprobs(logits, 0, static_cast<std::int32_t>(options_.top_k), logprobs_);
-    for (const auto& [token, log_prob] : logprobs_.top) {
+    chooser_.most_likely(logits, options_.top_k, likely_);
+    for (const auto& [token, log_prob] : likely_) {
       if (std::isfinite(log_prob)) a.tree.add(token, row.node, log_prob, log_prob);
     }
   } else {

@@ -130,7 +130,7 @@ class HeadDrafter final : public Drafter {
   std::vector<float*> outputs_;
   std::vector<std::int64_t> logit_rows_;
   std::vector<TokenId> path_;
-  TokenLogprobs logprobs_;
+  std::vector<std::pair<TokenId, float>> likely_;
 
   // Where a GPU grows the trees; head_growth.cpp.
   bool grows_on_device() const;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
@@ -185,6 +186,9 @@ class Engine:
         )
         spec = resolve(drafter)
         draft_tokens = draft_tokens_of(spec, num_speculative_tokens)
+        if spec is not None and draft_tokens == 0:
+            told = "drafts nothing unless a request asks: num_speculative_tokens is 0"
+            warnings.warn(f"drafter {brief(spec)} {told}", stacklevel=2)
         rates = synthetic_rates(
             synthetic_acceptance_rate, synthetic_acceptance_rates, spec is not None
         )
@@ -271,7 +275,9 @@ class Engine:
             preemption=preemption,
         )
         if policy == "goodput" and drafting is not None and draft_tokens > 0:
-            kind = {"name": opened.name, "dtype": opened.shape.dtype, "kv": kv_cache_dtype}
+            # Drafters of one name and size can differ in depth, which `brief` tells.
+            made = {"dtype": opened.shape.dtype, "device": on, "drafter_made": brief(spec)}
+            kind = {"name": opened.name, "kv": kv_cache_dtype, **made}
             decoder.cost_model = cost_model_of(
                 decoder, drafting.measurable, draft_tokens, costs, kind
             )

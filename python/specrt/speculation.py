@@ -103,6 +103,12 @@ class Defaults:
                     tokens,
                 )
         policy = asked.policy or self.policy
+        if policy == "off" and asked.policy is None and asked.num_speculative_tokens:
+            raise _wrong(
+                "num_speculative_tokens", "a policy with it, the engine's is 'off'", tokens
+            )
+        if asked.policy not in (None, "off") and self.has_drafter and not tokens:
+            raise _wrong("policy", "num_speculative_tokens above 0 with it, or 'off'", asked.policy)
         if not (self.has_drafter and asked.drafter and tokens):
             policy = "off"
         verification = self.verification_of(asked)
@@ -124,11 +130,18 @@ class Defaults:
             if own is not None and policy != "goodput":
                 raise _wrong(name, "policy 'goodput' with it", own)
             value = own if own is not None else getattr(self, name)
-            targets[name] = value if value is not None and policy == "goodput" else 0.0
+            targets[name] = value or 0.0
+        if policy == "off":
+            tokens = 0
+            # The engine's targets hold for who draws no drafts as well: others' slow it down.
+            if self.policy == "goodput" and any(targets.values()):
+                policy = "goodput"
+        if policy != "goodput":
+            targets = dict.fromkeys(targets, 0.0)
         return {
             "policy": policy,
             "verification": verification,
-            "num_speculative_tokens": tokens if policy != "off" else 0,
+            "num_speculative_tokens": tokens,
             "synthetic_acceptance_rates": list(rates),
             **targets,
         }

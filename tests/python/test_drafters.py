@@ -107,7 +107,9 @@ def test_every_number_of_draft_tokens_works(counter: Path, gamma: int) -> None:
 
 
 def test_no_draft_tokens_at_all(counter: Path) -> None:
-    with Engine(counter, Counting(), num_speculative_tokens=0, **SMALL) as engine:
+    with pytest.warns(UserWarning, match="Counting drafts nothing unless"):
+        engine = Engine(counter, Counting(), num_speculative_tokens=0, **SMALL)
+    with engine:
         output = engine.generate([3], greedy(20))
     assert output.token_ids == list(range(4, 24))
     assert output.metrics.drafted_tokens == 0

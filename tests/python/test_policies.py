@@ -14,6 +14,7 @@ import specrt
 from specrt import DraftTree, Engine, SamplingParams, Speculation, StructuredOutputs, _core
 from specrt.drafters import DraftModel, Merge, NGram, SelfDraft, Suffix
 from specrt.errors import InvalidArgumentError, UnsupportedError
+from specrt.speculation import Defaults
 
 SMALL: dict[str, Any] = {"max_model_len": 256, "max_batch_size": 8, "threads": 1}
 
@@ -190,6 +191,44 @@ def test_off_is_as_if_there_were_none(l2: Path, l2_close: Path) -> None:
 
 
 @pytest.mark.alone
+def test_targets_hold_for_requests_that_draft_nothing(counter: Path) -> None:
+    own = {"verification": "coupled", "most_draft_tokens": None, "has_drafter": True}
+    targets = {"target_tpot_seconds": 0.05, "target_ttft_seconds": 2.0}
+    defaults = Defaults(policy="goodput", draft_tokens=4, **own, **targets)
+    for asked in (
+        Speculation(drafter=False),
+        Speculation(policy="off"),
+        Speculation(num_speculative_tokens=0),
+    ):
+        core = defaults.core_options(asked)
+        assert core["policy"] == "goodput"
+        assert core["num_speculative_tokens"] == 0
+        assert {name: core[name] for name in targets} == targets
+    fixed = defaults.core_options(Speculation(policy="fixed"))
+    assert (fixed["policy"], fixed["target_tpot_seconds"]) == ("fixed", 0.0)
+    without = Defaults(policy="goodput", draft_tokens=4, **own)
+    assert without.core_options(Speculation(drafter=False))["policy"] == "off"
+    engine_of = {"policy": "goodput", **targets, **SMALL}
+    with Engine(counter, Counting(), **engine_of) as engine:
+        params = SamplingParams(max_tokens=20, speculation=Speculation(drafter=False))
+        output = engine.generate([3], params)
+        assert output.token_ids == list(range(4, 24))
+        assert output.metrics.drafted_tokens == 0
+
+
+def test_drafts_asked_for_where_there_are_none(counter: Path) -> None:
+    for options, asked, name in (
+        ({"policy": "off"}, Speculation(num_speculative_tokens=3), "num_speculative_tokens"),
+        ({"num_speculative_tokens": 0}, Speculation(policy="fixed"), "policy"),
+    ):
+        with Engine(counter, Counting(), **options, **SMALL) as engine:
+            with pytest.raises(InvalidArgumentError, match=rf"\[{name}\] expected"):
+                engine.generate([3], SamplingParams(max_tokens=5, speculation=asked))
+            assert engine.generate([3], greedy(5)).token_ids == [4, 5, 6, 7, 8]
+            off = SamplingParams(max_tokens=5, speculation=Speculation(policy="off"))
+            assert engine.generate([3], off).token_ids == [4, 5, 6, 7, 8]
+
+
 def test_cost_model_is_measured_and_kept(l2: Path, l2_close: Path, tmp_path: Path) -> None:
     options = {**SMALL, "policy": "goodput", "cost_cache": tmp_path / "costs"}
     with Engine(l2, DraftModel(model=l2_close), **options) as engine:
@@ -217,7 +256,9 @@ def test_cost_model_is_measured_and_kept(l2: Path, l2_close: Path, tmp_path: Pat
         assert files[0].read_text().count("\n") == whole.count("\n")
     with Engine(l2, "ngram", **options) as engine:  # another drafter, another file
         assert engine.generate([1, 2, 3], greedy(5)).token_ids
-    assert len(list((tmp_path / "costs").iterdir())) == 2
+    with Engine(l2, NGram(prompt_lookup_max=2), **options):  # nor is one made otherwise the same
+        pass
+    assert len(list((tmp_path / "costs").iterdir())) == 3
     # Nothing is measured where nothing goes by it.
     with Engine(l2, "ngram", **{**options, "policy": "fixed", "cost_cache": None}) as engine:
         assert not engine.cost_model.measured

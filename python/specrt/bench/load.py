@@ -15,6 +15,7 @@ from ..engine_metrics import percentiles
 from ..errors import InvalidArgumentError
 from ..sampling import SamplingParams
 from .plots import Plot
+from .prompts import Totals
 from .report import Report, progress, table
 from .stats import Spread, beside_best, mean_interval
 from .targets import PLAIN, Contender, Target
@@ -189,6 +190,7 @@ def run_level(
     else:
         assert level.rate is not None
         gaps = np.random.default_rng(seed).exponential(1 / level.rate, len(prompts))
+        gaps[0] = 0.0  # the clock starts with the first
         outputs = _open(engine, np.cumsum(gaps).tolist(), prompts, params)
     return Repetition(time.monotonic() - began, outputs)
 
@@ -281,7 +283,7 @@ def _row(
         "vs_best": None if beside is None else beside.ratio.as_json(),
         "best": None if beside is None else list(beside.best),
         "gamma_used": _mean_gamma(metrics),
-        "acceptance_length": _tau(metrics),
+        "acceptance_length": Totals.of(metrics).acceptance_length,
         "ttft_seconds": _percentiles([one.ttft_seconds for one in metrics]),
         "tpot_seconds": _percentiles([one.tpot_seconds for one in metrics]),
         "inter_token_seconds": _percentiles(gaps),
@@ -303,11 +305,6 @@ def _percentiles(values: Sequence[float]) -> dict[str, float]:
 def _mean_gamma(metrics: Sequence[Metrics]) -> float:
     rounds = sum(one.rounds for one in metrics)
     return sum(one.drafted_tokens for one in metrics) / rounds if rounds else 0.0
-
-
-def _tau(metrics: Sequence[Metrics]) -> float:
-    rounds = sum(one.rounds for one in metrics)
-    return sum(one.accepted_tokens for one in metrics) / rounds + 1 if rounds else 0.0
 
 
 def _table(rows: list[dict[str, Any]], level: Level, target_tpot: float | None) -> Any:

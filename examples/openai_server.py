@@ -78,16 +78,16 @@ def sampling_params(body: Json, engine: specrt.Engine, chat: bool) -> specrt.Sam
     return replace(engine.default_sampling_params, **wanted)
 
 
-def chat_logprobs(steps: Steps, most: int) -> Json:
-    def entry(one: specrt.Logprob) -> Json:
-        whole = "\ufffd" not in one.decoded_token  # else it is a part of a character
-        spelt = list(one.decoded_token.encode()) if whole else None
+def chat_logprobs(steps: Steps, most: int, tokenizer: specrt.Tokenizer | None) -> Json:
+    def entry(token: int, one: specrt.Logprob) -> Json:
+        spelt = list(tokenizer.token_bytes(token)) if tokenizer is not None else None
         return {"token": one.decoded_token, "logprob": one.logprob, "bytes": spelt}
 
     def best(step: dict[int, specrt.Logprob]) -> list[Json]:
-        return [entry(one) for one in sorted(step.values(), key=lambda one: one.rank)[:most]]
+        ranked = sorted(step.items(), key=lambda pair: pair[1].rank)[:most]
+        return [entry(*pair) for pair in ranked]
 
-    return {"content": [{**entry(next(iter(s.values()))), "top_logprobs": best(s)} for s in steps]}
+    return {"content": [{**entry(*next(iter(s.items()))), "top_logprobs": best(s)} for s in steps]}
 
 
 def text_logprobs(steps: Steps) -> Json:
@@ -184,8 +184,9 @@ def build(engine: specrt.Engine) -> FastAPI:
             made = {"index": row * params.n + one.index, key: text, "logprobs": None}
             if one.logprobs is not None:
                 most = params.logprobs or 0
-                told = chat_logprobs(one.logprobs, most) if chat else text_logprobs(one.logprobs)
-                made["logprobs"] = told
+                made["logprobs"] = text_logprobs(one.logprobs)
+                if chat:
+                    made["logprobs"] = chat_logprobs(one.logprobs, most, engine.tokenizer)
             return {**made, "finish_reason": one.finish_reason or None}
 
         async def events() -> AsyncIterator[str]:

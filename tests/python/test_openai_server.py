@@ -198,6 +198,11 @@ def test_streamed_and_whole_agree(random: Served, n: int) -> None:
         assert entries[choice.index] == choice.logprobs.content
         output = expected.outputs[choice.index]
         assert output.logprobs is not None
+        # Also of tokens that are a part of a character, whose text is U+FFFD.
+        spelt = [bytes(entry.bytes) for entry in entries[choice.index]]
+        for own, token in zip(spelt, output.token_ids, strict=True):
+            assert token >= 256 or own == bytes([token])
+        assert "\ufffd" in {entry.token for entry in entries[choice.index]}
         for entry, step in zip(entries[choice.index], output.logprobs, strict=True):
             best = sorted(step.values(), key=lambda one: one.rank)[:2]
             assert [one.logprob for one in entry.top_logprobs] == [one.logprob for one in best]

@@ -140,6 +140,19 @@ def test_texts_of_single_tokens_keep_their_spaces(kind: str) -> None:
     assert "".join(texts) == tokenizer.decode(ids)
 
 
+def test_bytes_of_tokens_add_up_to_the_text(byte: Tokenizer) -> None:
+    for tokenizer, text in (
+        (byte, "a日é\U0001f600 \U00010348"),
+        (KINDS["sentencepiece"], "日é\U0001f600"),
+        (KINDS["metaspace"], "日é\U0001f600"),
+    ):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert b"".join(tokenizer.token_bytes(one) for one in ids).decode() == text
+        for special in tokenizer.special_ids:
+            assert tokenizer.token_bytes(special).decode() == tokenizer.token_strings[special]
+        assert tokenizer.token_bytes(10**6) == b""  # as a model's vocabulary may be larger
+
+
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
 @pytest.mark.alone
 def test_bytes_that_never_complete_take_linear_time(kind: str) -> None:

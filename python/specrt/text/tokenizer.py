@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import InvalidArgumentError, LoadError, UnsupportedError
 from .detokenizer import Detokenizer
+from .vocabulary import bytes_of_tokens
 
 __all__ = ["Tokenizer"]
 
@@ -102,6 +103,19 @@ class Tokenizer:
             text = whole.removeprefix(self.decode(before, skip_special_tokens=False))
             self._texts[token_id] = text
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """A token's bytes as they stand in a text, also where they are a part of a character.
+
+        Those of a text's tokens, one behind the other, are the text's; a special token's are its
+        name's, and there are none where the tokenizer has no such token.
+        """
+        spelt = self._bytes.get(token_id, b"")
+        return spelt.encode() if isinstance(spelt, str) else spelt
+
+    @cached_property
+    def _bytes(self) -> dict[int, bytes | str]:
+        return bytes_of_tokens(self)
 
     @cached_property
     def _before(self) -> list[int]:

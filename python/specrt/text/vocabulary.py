@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
-__all__ = ["VocabularyMap", "map_vocabulary"]
+__all__ = ["VocabularyMap", "bytes_of_tokens", "map_vocabulary"]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -33,7 +33,7 @@ def map_vocabulary(target: Tokenizer, draft: Tokenizer, vocab_size: int) -> Voca
 
     `vocab_size` is the target model's; ids beyond its tokenizer's match nothing.
     """
-    own, other = _token_bytes(target), _token_bytes(draft)
+    own, other = bytes_of_tokens(target), bytes_of_tokens(draft)
     by_bytes: dict[bytes | str, int] = {}
     for id_, text in other.items():
         by_bytes.setdefault(text, id_)
@@ -54,7 +54,7 @@ def map_vocabulary(target: Tokenizer, draft: Tokenizer, vocab_size: int) -> Voca
     return VocabularyMap(draft_of_target, pieces, sum(one >= 0 for one in draft_of_target))
 
 
-def _token_bytes(tokenizer: Tokenizer) -> dict[int, bytes | str]:
+def bytes_of_tokens(tokenizer: Tokenizer) -> dict[int, bytes | str]:
     """Each token's bytes as they stand in a text; special tokens stay names."""
     backend = tokenizer.backend
     spec = ""

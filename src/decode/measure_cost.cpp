@@ -13,7 +13,11 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kPrompt = 8;
 constexpr std::int64_t kOutput = 96;
-constexpr int kSweeps = 3;              // of all sizes, if there is time
+constexpr int kSweeps = 3;  // of all sizes, if there is time
+// Passes that have to come behind the sweep: of many sequences with their prompts, and three times
+// of a drafter with a prompt, a first draft and one that counts.
+constexpr int kLater = 2;
+constexpr int kLaterOfDrafts = 9;
 constexpr std::int64_t kManyRows = 64;  // beyond, a pass has to be worth its time
 constexpr std::ptrdiff_t kFewestOfLine = 4;
 // What shapes the staircase first, what fills it in later.
@@ -68,7 +72,12 @@ class Bench {
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
 
-  bool has_time() const { return passes_ < least_passes_ || spent() < least_seconds_; }
+  /// Whether there is, `later` passes aside that have to come yet.
+  bool has_time(int later = 0) const {
+    return passes_ + later < least_passes_ || spent() < least_seconds_;
+  }
+  /// How often what comes behind the sweep is looked at.
+  int repeats() const { return spent() < least_seconds_ ? kSweeps : 1; }
   /// Whether a pass of so many seconds is worth its place.
   bool affords(double seconds) const { return spent() + 4.0 * seconds < least_seconds_; }
 
@@ -167,7 +176,8 @@ CostModel::Table table_of(const std::vector<Sample>& samples) {
 std::optional<double> draft_time(Bench& bench, const std::shared_ptr<Drafter>& drafter,
                                  std::int64_t count, std::int64_t nodes) {
   std::vector<double> seen;
-  for (int i = 0; i < kSweeps; ++i) {
+  const int repeats = bench.repeats();
+  for (int i = 0; i < repeats; ++i) {
     if (!bench.set(count, drafter)) return std::nullopt;
     if (i == 0) {
       bench.run(nodes);  // the first draft runs the prompt
@@ -194,13 +204,15 @@ CostModel measure_cost(Decoder& decoder, std::shared_ptr<Drafter> drafter,
   if (!bench.set(1, bush)) return model;
   bench.run(0);  // warms up
 
+  const bool drafts = drafter != nullptr && drafter->step_cost(decoder.memory().weights) > 0.0;
+  const int later = drafts ? kLater + kLaterOfDrafts : kLater;
   std::vector<Sample> samples;
   for (const std::int64_t rows : kRows) {
     if (rows <= decoder.max_rows()) samples.push_back({rows, {}});
   }
   for (int sweep = 0; sweep < kSweeps; ++sweep) {
     for (Sample& one : samples) {
-      if (!bench.has_time()) break;
+      if (!bench.has_time(later)) break;
       const CostModel::Table table = table_of(samples);
       if (one.rows > kManyRows && !table.empty() &&
           !bench.affords(table.back().second * static_cast<double>(one.rows) /
@@ -220,7 +232,8 @@ CostModel measure_cost(Decoder& decoder, std::shared_ptr<Drafter> drafter,
   const std::int64_t many = std::min<std::int64_t>(8, decoder.max_batch_size());
   if (many > 1 && bench.set(many, bush)) {
     std::vector<double> seen;
-    for (int i = 0; i < kSweeps && bench.set(many, bush); ++i) {
+    const int repeats = bench.repeats();
+    for (int i = 0; i < repeats && bench.set(many, bush); ++i) {
       seen.push_back(pass_seconds(bench.run(0)));
     }
     per_sequence = std::max(
@@ -235,7 +248,7 @@ CostModel measure_cost(Decoder& decoder, std::shared_ptr<Drafter> drafter,
   model.set_pass(std::move(table), per_sequence, per_token);
 
   // Drafters that cost next to nothing show what they take as they go.
-  if (drafter == nullptr || drafter->step_cost(decoder.memory().weights) <= 0.0) return model;
+  if (!drafts) return model;
   const std::int64_t deep = std::clamp<std::int64_t>(num_speculative_tokens, 1, 8);
   const std::optional<double> one = draft_time(bench, drafter, 1, 1);
   if (!one) return model;

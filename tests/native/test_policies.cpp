@@ -393,3 +393,29 @@ TEST(policies_measuring_costs_leaves_no_opinion_of_drafts) {
   CHECK(planned[0].back() < planned[0].front());
   CHECK(planned[1] == planned[0]);
 }
+
+// Where a pass takes long, all of it stays within the passes that it was given.
+TEST(policies_measuring_costs_keeps_to_its_passes) {
+  struct Counting final : specrt::Drafter {
+    const std::string& name() const override { return own_name; }
+    void admit(specrt::SequenceId, std::span<const specrt::TokenId>, std::int64_t) override {}
+    void propose(std::span<const specrt::DraftRequest>, std::span<specrt::DraftTree>) override {
+      ++drafts;
+    }
+    void observe(specrt::SequenceId, std::span<const specrt::TokenId>) override {}
+    void release(specrt::SequenceId) override {}
+    specrt::MemoryUse memory() const override { return {}; }
+    double step_cost(std::int64_t) const override { return 0.01; }
+    std::string own_name = "counting";
+    int drafts = 0;
+  };
+  for (const double seconds : {1e-9, 5.0}) {
+    const auto drafter = std::make_shared<Counting>();
+    Decoder decoder(counter(), tiny::options_for(counter(), 8, 300, 16));
+    const CostModel model = specrt::measure_cost(decoder, drafter, 4, seconds, 20);
+    CHECK(model.table().size() >= 6);
+    CHECK(model.drafts().contains("counting"));
+    // A first draft and those that count, of three kinds.
+    CHECK_EQ(drafter->drafts, seconds < 1.0 ? 3 * 2 : 3 * 4);
+  }
+}
